@@ -1,16 +1,18 @@
 """Decoders of JPEG files: images per second by threads, and how far nvImageCodec is from PIL.
 
     python -m benchmarks.decoders cpu --threads 1 16
-    python -m benchmarks.decoders gpu --tower Qwen3-VL-8B
+    python -m benchmarks.decoders gpu --json benchmarks/results/decoders_h200.json
 
-Each command prints JSON. Files are resized crops of scikit-learn's and matplotlib's photographs.
+Each command prints JSON, and ``--json`` writes it. Files are resized crops of the photographs of
+scikit-learn and matplotlib.
 
 - ``cpu``: images per second of ``open_image`` and an array of its pixels (PIL) and of what encoders
   decode with (simplejpeg, if it is installed), per size and number of threads, in turn.
 - ``gpu``: the largest and the mean difference in levels of pixels decoded by nvImageCodec from
-  PIL's; the relative L2 differences of the vectors that a tower with random weights in float32
-  makes of both; images per second of threads that share the decoder; and the device memory that
-  decoder and staging take.
+  PIL's, in one call for all photographs as encoders make it; the relative L2 differences of the
+  features that a tower with random weights in float32 makes of both, per photograph; images per
+  second of threads that share the decoder and give it 16 files per call; and the device memory that
+  the decoder takes.
 """
 
 from __future__ import annotations
@@ -20,18 +22,26 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL
 import torch
 
+from benchmarks.measuring.results import write_results
 from benchmarks.traffic.photographs import cut_photographs
 from encoders.base.vision_encoder import VisionEncoder
-from encoders.inputs.gpu_decoding import GpuDecoder, decoder_of, decoding_by
+from encoders.inputs.gpu_decoding import (
+    MOST_FILES,
+    DeviceImage,
+    GpuDecoder,
+    decoder_of,
+    decoding_by,
+)
 from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import read_images, to_rgb
 
@@ -74,8 +84,12 @@ def measure_rates(
     sizes: Sequence[tuple[int, int]],
     threads: Sequence[int],
     seconds: float,
+    files: int = 1,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return images per second by size, threads and decoder: medians of three turns."""
+    """Return images per second by size, threads and decoder: medians of three turns.
+
+    ``files`` is the number of files that a call of a decoder decodes.
+    """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for (width, height), data in zip(sizes, jpegs(sizes), strict=True):
         by_threads = found.setdefault(f"{width}x{height}", {})
@@ -85,24 +99,29 @@ def measure_rates(
                 for _ in range(3)
             ]
             by_threads[str(count)] = {
-                name: round(statistics.median(turn[name] for turn in turns), 1) for name in decoders
+                name: round(files * statistics.median(turn[name] for turn in turns), 1)
+                for name in decoders
             }
     return found
 
 
 def differences(decoder: GpuDecoder, encoder: VisionEncoder, files: list[bytes]) -> dict[str, Any]:
-    """Return how far pixels and vectors of files decoded by ``decoder`` are from PIL's."""
+    """Return how far pixels and features of files decoded by ``decoder`` are from PIL's."""
     wanted = [to_rgb(open_image(data)) for data in files]
+    decoded = sum(isinstance(one, DeviceImage) for one in decoder.decode_files(list(files)))
     with decoding_by(decoder):
         found = [pixels.cpu() for pixels in read_images(files)]
     levels = [(a.int() - b.int()).abs() for a, b in zip(found, wanted, strict=True)]
-    vectors, exact = encoder.embed(found), encoder.embed(wanted)
-    relative = (vectors - exact).norm(dim=1) / exact.norm(dim=1)
+    pairs = zip(encoder.encode(found), encoder.encode(wanted), strict=True)
+    relative = torch.stack(
+        [(a.pooler_output - b.pooler_output).norm() / b.pooler_output.norm() for a, b in pairs]
+    )
     return {
         "photographs": len(files),
+        "decoded by the decoder": decoded,
         "largest difference in levels": max(int(level.max()) for level in levels),
         "mean difference in levels": float(np.mean([level.double().mean() for level in levels])),
-        "relative L2 of vectors": {
+        "relative L2 of features": {
             "largest": float(relative.max()),
             "median": float(relative.median()),
         },
@@ -120,10 +139,11 @@ def on_gpu(options: argparse.Namespace) -> dict[str, Any]:
     free = torch.cuda.mem_get_info()[0]
     decoder = decoder_of(device)
     rates = measure_rates(
-        {"nvImageCodec": lambda data: decoder.decode_files([data])},
+        {"nvImageCodec": lambda data: decoder.decode_files([data] * MOST_FILES)},
         options.sizes,
         options.threads,
         options.seconds,
+        MOST_FILES,
     )
     torch.cuda.empty_cache()
     taken = free - torch.cuda.mem_get_info()[0]
@@ -144,6 +164,18 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
     return {"cores": os.cpu_count(), "PIL": PIL.__version__, "images per second": rates}
 
 
+def sentence(body: Mapping[str, Any]) -> str:
+    """Return the differences of nvImageCodec's pixels and features as part of a sentence."""
+    relative = body["relative L2 of features"]
+    return (
+        f"on {body['photographs']} photographs (one {body['machine']['gpu']}, {body['tower']} with "
+        f"random weights in float32) by at most {body['largest difference in levels']} of 255 "
+        f"levels and by {body['mean difference in levels']:.2f} on average, and features by a "
+        f"relative L2 difference of at most {100 * relative['largest']:.2g} % (median "
+        f"{100 * relative['median']:.2g} %)"
+    )
+
+
 def read_size(text: str) -> tuple[int, int]:
     """Read a size such as "640x480"."""
     width, height = text.split("x")
@@ -159,8 +191,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="of each turn")
     parser.add_argument("--items", type=int, default=64, help="photographs to compare (gpu)")
     parser.add_argument("--tower", default="Qwen3-VL-8B", help="of benchmarks/towers.py (gpu)")
+    parser.add_argument("--json", type=Path, help="where to write what was measured")
     options = parser.parse_args()
-    print(json.dumps(on_cpu(options) if options.part == "cpu" else on_gpu(options), indent=1))
+    body = on_cpu(options) if options.part == "cpu" else on_gpu(options)
+    print(json.dumps(body, indent=1))
+    if options.json is not None:
+        write_results(options.json, body)
 
 
 if __name__ == "__main__":

@@ -40,4 +40,7 @@ def test_differences_from_pil_are_in_levels_and_in_features() -> None:
     encoder = build_encoder(BY_NAME["qwen3_vl"], BY_NAME["qwen3_vl"].tiny)
     found = decoders.differences(OneLevelOff(), encoder, decoders.jpegs([(64, 48), (40, 40)]))
     assert found["largest difference in levels"] == 1
-    assert 0 < found["relative L2 of vectors"]["median"] < 0.5
+    assert found["decoded by the decoder"] == 2
+    assert 0 < found["relative L2 of features"]["median"] < 0.5
+    about = {"machine": {"gpu": "a GPU"}, "tower": "a tower"}
+    assert "by at most 1 of 255 levels" in decoders.sentence({**about, **found})
