@@ -2,12 +2,15 @@
 
     python -m benchmarks.scale --host --json benchmarks/results/scale_host.json
     python -m benchmarks.scale --gpu --json vitgraph/embedding/planning/scale_h200.json
+    python -m benchmarks.scale --small --json vitgraph/embedding/planning/scale_small_h200.json
     python -m benchmarks.scale    (prints the tables; python -m benchmarks.pages writes them)
 
 ``--host`` measures one CPU core and needs no GPU: how many JPEG files of quality 90 are decoded and
 resized, and how many files are listed, per second of CPU time. Run it on a host of the kind that
 has the GPUs. ``--gpu`` measures ``encode_many`` over images in memory, with vision towers of real
 size, random weights, bfloat16 and CUDA graphs, so that the GPU alone limits the speed.
+``--small`` measures in the same way the towers of ``benchmarks.folders``, each of which makes every
+image the same number of tokens, and writes the file after each tower.
 ``vitgraph embed --plan`` uses these rates (``vitgraph/embedding/planning/estimate.py``).
 """
 
@@ -25,6 +28,7 @@ from benchmarks.measuring.tables import markdown
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "benchmarks" / "results" / "scale_host.json"
 GPU = ROOT / "vitgraph" / "embedding" / "planning" / "scale_h200.json"
+SMALL = GPU.with_name("scale_small_h200.json")
 PARALLEL = ROOT / "benchmarks" / "results" / "data_parallel_h200.json"
 SOAK = ROOT / "benchmarks" / "results" / "soak_h200.json"
 IMAGES = 10_000_000
@@ -47,10 +51,11 @@ def family(tower: str) -> str:
 
 def generated_parts() -> dict[str, str]:
     """Return every generated part of ``docs/scale.md`` by its name."""
-    host, gpu, parallel, soak = map(read, (HOST, GPU, PARALLEL, SOAK))
+    host, gpu, small, parallel, soak = map(read, (HOST, GPU, SMALL, PARALLEL, SOAK))
     to_measure = {
         "scale --host": (host, HOST),
         "scale --gpu": (gpu, GPU),
+        "scale --small": (small, SMALL),
         "data_parallel": (parallel, PARALLEL),
         "soak": (soak, SOAK),
     }
@@ -62,6 +67,7 @@ def generated_parts() -> dict[str, str]:
     no_host, no_gpu = pending.get("scale --host"), pending.get("scale --gpu")
     return {
         "rates": no_gpu or rates(cast(Body, gpu)),
+        "small rates": pending.get("scale --small") or small_rates(cast(Body, small)),
         "decoding": no_host or decoding(cast(Body, host)),
         "cores": no_gpu or no_host or cores(cast(Body, gpu), cast(Body, host)),
         "parallel": pending.get("data_parallel") or share(cast(Body, parallel)),
@@ -89,11 +95,32 @@ def rates(gpu: Body) -> str:
         for tower, found in gpu["towers"].items()
     ]
     text = (
-        f"Images per second of one {about['gpu']}, in brackets the tokens of an image. Measured: "
-        f"bfloat16, CUDA graphs, {software(about)}, decoded images in memory, "
-        f"{gpu['workers']} threads, {about['date']}."
+        f"Images per second of one {about['gpu']}, in brackets the tokens of an image. "
+        f"{measured(gpu)}."
     )
     return f"{text}\n\n{markdown(('tower', *sizes), rows)}"
+
+
+def measured(gpu: Body) -> str:
+    """Return how and when the images per second of a GPU were measured."""
+    return (
+        f"Measured: bfloat16, CUDA graphs, {software(gpu['about'])}, decoded images in memory, "
+        f"{gpu['workers']} threads, {gpu['about']['date']}"
+    )
+
+
+def small_rates(small: Body) -> str:
+    """Return the table of images per second of towers that make all images equally many tokens."""
+    ((size, _),) = next(iter(small["towers"].values())).items()
+    rows = [
+        (tower, str(found[size]["tokens"]), f"{found[size]['images per second']:,.0f}")
+        for tower, found in small["towers"].items()
+    ]
+    text = (
+        f"Images per second of one {small['about']['gpu']}, photographs of {size}. "
+        f"{measured(small)}."
+    )
+    return f"{text}\n\n{markdown(('tower', 'tokens', 'images per second'), rows)}"
 
 
 def decoding(host: Body) -> str:
@@ -169,13 +196,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--host", action="store_true", help="measure one core of this machine")
     parser.add_argument("--gpu", action="store_true", help="measure this machine's GPU")
+    parser.add_argument("--small", action="store_true", help="measure small towers on this GPU")
+    parser.add_argument("--towers", nargs="+", help="the towers to measure (--small)")
     parser.add_argument("--images", type=int, help="by default 100 per size, on a GPU 4096")
     parser.add_argument("--listed", type=int, default=20_000, help="files to list (--host)")
     parser.add_argument("--workers", type=int, default=16, help="threads (--gpu)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each size (--gpu)")
     parser.add_argument("--json", type=Path, help="where to write what was measured")
     options = parser.parse_args()
-    if options.host or options.gpu:
+    if options.small:
+        from benchmarks.scale.measure import measure_small_towers
+
+        found = measure_small_towers(
+            options.images or 4096, options.workers, options.repeats, options.towers
+        )
+        for body in found:
+            print(json.dumps(body["towers"]), flush=True)
+            if options.json:
+                write_results(options.json, body)
+    elif options.host or options.gpu:
         from benchmarks.scale.measure import measure_gpu, measure_host
 
         body = (

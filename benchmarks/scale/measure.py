@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from benchmarks.encode_many import ours, rates
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders import VisionEncoder
 from encoders.contract import Limits
-from weights import FAMILIES
+from weights import FAMILIES, load_encoder
 
 SIZES = {
     "256x256": (256, 256),
@@ -37,6 +37,8 @@ TOWERS = {
     "InternViT-300M": "OpenGVLab/InternVL3-1B",
 }
 """The Hugging Face repo of each tower, by its name in ``benchmarks/towers.py``."""
+SMALL_SIZE = 640, 480
+"""The size of the photographs for towers that make every image the same number of tokens."""
 
 
 def measure_host(images: int, listed: int) -> dict[str, Any]:
@@ -169,6 +171,51 @@ def measure_gpu(images: int, workers: int, repeats: int) -> dict[str, Any]:
         "encoders": {name: identity(repo_id) for name, repo_id in TOWERS.items()},
         "towers": {name: dict(rates_of(name, images, workers, repeats)) for name in TOWERS},
     }
+
+
+def measure_small_towers(
+    images: int, workers: int, repeats: int, names: Sequence[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rates of the towers of ``benchmarks/folders.py`` so far, after each of them.
+
+    ``names`` are the towers to measure; None for all.
+    """
+    from benchmarks.folders import TOWERS as SMALL_TOWERS
+    from benchmarks.measuring.machine import describe_machine
+
+    body: dict[str, Any] = {
+        "about": describe_machine(),
+        "cores": os.cpu_count(),
+        "images": images,
+        "workers": workers,
+        "encoders": {},
+        "towers": {},
+    }
+    for name in names or SMALL_TOWERS:
+        found = rate_of_small(name, images, workers, repeats)
+        body["encoders"][name] = identity(SMALL_TOWERS[name].repo_id)
+        body["towers"][name] = {"x".join(map(str, SMALL_SIZE)): found}
+        yield body
+
+
+def rate_of_small(
+    name: str, images: int, workers: int, repeats: int, tiny: bool = False
+) -> dict[str, float]:
+    """Return the tokens per image and images per second of a tower of ``benchmarks/folders.py``."""
+    from benchmarks.folders import write_checkpoint
+    from graphwrap import GraphedEncoder
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), name, tiny)
+        encoder = load_encoder(folder, dtype=torch.bfloat16, device=device, progress=False)
+    assert isinstance(encoder, VisionEncoder)
+    graphed = GraphedEncoder(encoder, outputs=("pooler_output",)).capture(progress=False)
+    shown = [np.asarray(image) for image in cut_photographs([SMALL_SIZE] * 16)]
+    items = [shown[number % len(shown)] for number in range(images)]
+    found = rate_of(graphed, encoder, items, workers, repeats)
+    graphed.release()
+    return found
 
 
 def identity(repo_id: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_results_have_four_digits_and_a_record_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted(RESULTS.glob("*.json")), RATES], ids=lambda path: path.stem
+    "path", [*sorted(RESULTS.glob("*.json")), *RATES], ids=lambda path: path.stem
 )
 def test_committed_results_are_in_the_form_that_is_written(path: Path) -> None:
     assert path.read_text() == as_written(json.loads(path.read_text()))

@@ -51,7 +51,7 @@ def test_parts_that_are_not_measured_say_what_measures_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "benchmarks" / "results"
-    for name in ("HOST", "GPU", "PARALLEL", "SOAK"):
+    for name in ("HOST", "GPU", "SMALL", "PARALLEL", "SOAK"):
         monkeypatch.setattr(scale, name, root / getattr(scale, name).name)
     monkeypatch.setattr(scale, "ROOT", tmp_path)
     parts = scale.generated_parts()
@@ -62,6 +62,9 @@ def test_parts_that_are_not_measured_say_what_measures_them(
     rates = scale.generated_parts()["rates"]
     assert "torch 2.11.0, flash-attn-4 4.0.0" in rates
     assert "600 (300)" in rates
+    assert "scale --small --json" in scale.generated_parts()["small rates"]
+    (root / scale.SMALL.name).write_text(json.dumps(gpu_results()))
+    assert "| Qwen3-VL-8B | 300 | 600 |" in scale.generated_parts()["small rates"]
     assert "--host" in scale.generated_parts()["cores"]
 
 
@@ -85,6 +88,14 @@ def test_a_rate_of_a_gpu_is_measured_as_on_the_cpu() -> None:
     assert (
         found["tokens"] == encoder.item_specs(encoder.preprocess(items).grid_thw)[0].output_tokens
     )
+    assert found["images per second"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # no processor file beside the weights
+def test_a_rate_of_a_small_tower_is_measured_as_on_the_cpu() -> None:
+    found = measure.rate_of_small("SigLIP2-B/16", 2, 1, 1, tiny=True)
+    assert found["tokens"] > 0
     assert found["images per second"] > 0
 
 

@@ -190,3 +190,10 @@ def test_a_tower_with_committed_rates_is_planned_by_its_tokens() -> None:
     assert rate.per_second == pytest.approx(358.5)
     assert rate.known_by.startswith("as Qwen3-VL-8B on one NVIDIA H200 (")
     assert committed_rate(without_weights("Qwen/Qwen2-VL-2B-Instruct"), [300]) is None
+
+
+def test_seconds_of_one_measured_number_are_in_proportion() -> None:
+    from vitgraph.embedding.planning.sample import seconds_of
+
+    assert [seconds_of(tokens, {500: 0.2}) for tokens in (250, 1000)] == [0.1, 0.4]
+    assert [seconds_of(tokens, {100: 0.1, 500: 0.2}) for tokens in (50, 1000)] == [0.1, 0.4]

@@ -1,7 +1,7 @@
 """The measurements of ``vitgraph embed --plan``: of a sample of images, and of a device's speed.
 
-If no device is named, the speed of a GPU is looked up in ``scale_h200.json``, which has the images
-per second of one H200 for four encoders, by the number of output tokens of an image.
+If no device is named, the speed of a GPU is looked up in the files ``scale_*.json``, which have the
+images per second of one GPU for some encoders, by the number of output tokens of an image.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from encoders.streams import EitherItemEncoder, ResultSettings, StreamOptions, s
 from ..sources.reading import File
 from .estimate import Rate, Sample
 
-RATES = Path(__file__).with_name("scale_h200.json")
-"""The file with measured images per second of an H200, which ``benchmarks.scale`` writes."""
+RATES = sorted(Path(__file__).parent.glob("scale_*.json"))
+"""The files with measured images per second of a GPU, which ``benchmarks.scale`` writes."""
 SAMPLED = 32
 """The most images that are read for an estimate."""
 LEAST_SECONDS = 3.0
@@ -191,25 +191,25 @@ def _name_of(device: torch.device) -> str:
 
 
 def committed_rate(encoder: Encoder, tokens: Sequence[int]) -> Rate | None:
-    """Return the images per second of one H200, from the measurements in ``scale_h200.json``.
+    """Return the images per second of one GPU, from the measurements in :data:`RATES`.
 
     Args:
-        encoder: the encoder, which the file identifies by its class and width.
+        encoder: the encoder, which a file identifies by its class and width.
         tokens: number of output tokens of each sampled image.
 
     Returns:
-        The images per second; None if the file has no such encoder.
+        The images per second; None if no file has such an encoder.
     """
-    committed = json.loads(RATES.read_text())
     tower_identity = {"class": type(encoder).__name__, "features": encoder.num_features}
-    for name, identity in committed["encoders"].items():
-        if identity == tower_identity:
-            measured_seconds = seconds_by_tokens(committed["towers"][name].values())
-            seconds = sum(seconds_of(count, measured_seconds) for count in tokens) / len(tokens)
-            measurement = committed["about"]
-            return Rate(
-                1 / seconds, f"as {name} on one {measurement['gpu']} ({measurement['date']})"
-            )
+    for committed in (json.loads(path.read_text()) for path in RATES):
+        for name, identity in committed["encoders"].items():
+            if identity == tower_identity:
+                measured_seconds = seconds_by_tokens(committed["towers"][name].values())
+                seconds = sum(seconds_of(count, measured_seconds) for count in tokens) / len(tokens)
+                measurement = committed["about"]
+                return Rate(
+                    1 / seconds, f"as {name} on one {measurement['gpu']} ({measurement['date']})"
+                )
     return None
 
 
@@ -230,9 +230,10 @@ def seconds_of(tokens: int, measured_seconds: Mapping[int, float]) -> float:
 
     Args:
         tokens: number of output tokens of the image. Beyond the largest number that was measured,
-            the seconds grow in proportion to the tokens.
+            and below it if it is the only one, the seconds are in proportion to the tokens.
         measured_seconds: seconds per image by number of output tokens, in ascending order.
     """
     largest = max(measured_seconds)
     interpolated = float(np.interp(tokens, list(measured_seconds), list(measured_seconds.values())))
-    return interpolated * max(tokens / largest, 1)
+    ratio = tokens / largest
+    return interpolated * (ratio if len(measured_seconds) == 1 else max(ratio, 1))
