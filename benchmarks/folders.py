@@ -1,7 +1,7 @@
 """Images per second of ``vitgraph embed`` over a folder of JPEG files, beside other libraries.
 
     python -m benchmarks.folders --json benchmarks/results/folders_h100.json
-    python -m benchmarks.folders --no-compile --repeats 1 --peers open_clip timm --most-peers 1
+    python -m benchmarks.folders --no-compile --repeats 1 --items 4096 --peer-items 1024
 
 Small towers of published sizes with random weights in bfloat16, and photographs of seven sizes.
 ``replays`` are back-to-back graph replays with pixels on the GPU, and ``decoding`` decodes the same
@@ -9,8 +9,10 @@ files in as many threads: the job can be no faster than the slower of them. timm
 their tower, compiled (but for ``--no-compile``), behind a DataLoader with as many workers and their
 own transform. ``sentence_transformers`` is its ``encode`` of transformers' processor and tower, on
 the main thread and in batches of 32, and on the first files only. ``--peers`` names the libraries
-to run. Figures are medians of repeats. A library that is not installed is left out. The second
-command above is the shortest that has all towers: some 30 s for each on one GPU with 16 cores.
+to run, and ``--peer-items`` the files that each gets. Figures are medians of repeats. A library
+that is not installed is left out. The file is written after the job of a tower and after each
+library; after ``--seconds`` nothing more begins. The second command above is the shortest that has
+all towers and libraries: some 40 s for each tower on one GPU with 16 cores.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import importlib
 import importlib.util
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,11 @@ from transformers import AutoConfig, AutoModel
 
 from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
 from benchmarks.gate import Setup, decode_in_threads, time_jobs
-from benchmarks.image_towers import TINY_SIDE
+from benchmarks.image_towers import TINY_SIDE, is_late
 from benchmarks.image_towers import TOWERS as IMAGE_TOWERS
 from benchmarks.measuring.machine import about
 from benchmarks.measuring.results import write_results
+from benchmarks.speed.measure import empty_cache
 from benchmarks.towers import Tower
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.inputs.image_files import open_image
@@ -114,20 +118,22 @@ def by_loader(tower: Any, transform: Any, options: argparse.Namespace, paths: An
 
 def peers(
     name: str, checkpoint: Path, setup: Setup, options: argparse.Namespace
-) -> dict[str, Callable[[Any], None]]:
-    """Return the functions that run the libraries that are installed on a list of files."""
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Yield the libraries that are installed, with functions that run them on a list of files."""
     builders: dict[str, Callable[[], Callable[[Any], None] | None]] = {
         "timm": partial(by_timm, name, setup, options),
         "open_clip": partial(by_open_clip, name, setup, options),
         "sentence_transformers": partial(by_sentence_transformers, checkpoint, name, setup),
     }
-    runs: dict[str, Callable[[Any], None]] = {}
+    count = 0
     for peer in options.peers:
-        if len(runs) < options.most_peers and importlib.util.find_spec(peer):
+        if count < options.most_peers and importlib.util.find_spec(peer):
+            if is_late(options, f"{name}, {peer}"):
+                continue
             run = builders[peer]()
             if run is not None:
-                runs[LABELS[peer]] = run
-    return runs
+                count += 1
+                yield LABELS[peer], run
 
 
 def by_timm(name: str, setup: Setup, options: argparse.Namespace) -> Callable[[Any], None]:
@@ -216,17 +222,43 @@ def write_photographs(folder: Path, options: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def measure(name: str, paths: Sequence[Path], options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one tower: replays, decoding, the job and the other libraries."""
+def measure(
+    name: str, paths: Sequence[Path], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Measure one tower, and yield its row after the job and after each of the other libraries."""
+    setup = Setup(TOWERS[name], options)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "tower"
         write_checkpoint(checkpoint, name, options.tiny)
-        found = measure_in_turn(name, checkpoint, paths, options)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the job captures graphs of its own
+        encoder = load_encoder(checkpoint, dtype=torch.bfloat16, device=device, progress=False)
+        assert isinstance(encoder, VisionEncoder)
+        setup.encoder = encoder
+        found = measure_limits(setup, paths, options)
+        empty_cache()  # the job captures graphs of its own
         photos = paths[0].parent
         seconds = time_jobs(checkpoint, photos, Path(folder), options, first=paths[:FIRST])
-    found["vitgraph embed"] = [len(paths) / one for one in seconds]
+        found["vitgraph embed"] = [len(paths) / one for one in seconds]
+        yield row_of(name, paths, found)
+        for peer, run in peers(name, checkpoint, setup, options):
+            most = FIRST if peer == LABELS["sentence_transformers"] else options.peer_items
+            found[peer] = rates_of(run, paths[:most], options.repeats)
+            yield row_of(name, paths, found)
+
+
+def rates_of(run: Callable[[Any], None], paths: Sequence[Path], repeats: int) -> list[float]:
+    """Return the images per second of all repeats, after an untimed run on the first files."""
+    run(paths[:FIRST])
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run(paths)
+        found.append(len(paths) / (time.perf_counter() - began))
+    return found
+
+
+def row_of(name: str, paths: Sequence[Path], found: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the row of a tower from the images per second of all repeats so far."""
     shown = images_per_second(found)
     rate = shown["images per second"]
     slower = min(rate["replays"], rate["decoding"])
@@ -234,15 +266,11 @@ def measure(name: str, paths: Sequence[Path], options: argparse.Namespace) -> di
     return {"tower": name, "items": len(paths), **shown, "over the slower": ratio, "goal": GOAL}
 
 
-def measure_in_turn(
-    name: str, checkpoint: Path, paths: Sequence[Path], options: argparse.Namespace
+def measure_limits(
+    setup: Setup, paths: Sequence[Path], options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Return images per second of all but the job, which take turns."""
-    setup = Setup(TOWERS[name], options)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    encoder = load_encoder(checkpoint, dtype=torch.bfloat16, device=device, progress=False)
-    assert isinstance(encoder, VisionEncoder)
-    setup.encoder = encoder
+    """Return images per second of replays and of decoding, which take turns."""
+    encoder = setup.encoder
     graphed = setup.graphed
     sizes = [to_rgb(path).permute(1, 2, 0).numpy() for path in paths[: len(MIXED)]]
     arrays = [sizes[number % len(sizes)] for number in range(len(paths))]
@@ -259,12 +287,10 @@ def measure_in_turn(
     runs: dict[str, Callable[[Any], None]] = {
         "replays": replay,
         "decoding": lambda part: decode_in_threads(part, "cpu", options.workers, 1),
-        **peers(name, checkpoint, setup, options),
     }
-    slow = LABELS["sentence_transformers"]
-    single = {slow: runs.pop(slow)} if slow in runs else {}
     found = rates(runs, [paths], options.repeats)
-    return found | rates(single, [paths[:FIRST]], options.repeats)
+    graphed.release()
+    return found
 
 
 def write_checkpoint(folder: Path, name: str, tiny: bool) -> None:
@@ -297,6 +323,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=16, help="threads and processes that decode")
     parser.add_argument("--batch", type=int, default=128, help="images per batch of a DataLoader")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch")
+    parser.add_argument("--peer-items", type=int, help="files of a library; None for all")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin nothing after these"
+    )
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument(
         "--most-peers",
@@ -307,14 +337,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-compile", action="store_true", help="run the other towers eagerly")
     parser.add_argument("--tiny", action="store_true", help="small towers and files, for a test")
     options = parser.parse_args(arguments)
+    options.end = time.perf_counter() + options.seconds
     body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
     with tempfile.TemporaryDirectory() as photos:
         paths = write_photographs(Path(photos), options)
         for name in options.towers:
-            body["towers"].append(measure(name, paths, options))
-            print(json.dumps(body["towers"][-1]), flush=True)
-            if options.json is not None:
-                write_results(options.json, body)
+            if is_late(options, name):
+                continue
+            body["towers"].append({})
+            for row in measure(name, paths, options):
+                body["towers"][-1] = row
+                print(json.dumps(row), flush=True)
+                if options.json is not None:
+                    write_results(options.json, body)
 
 
 if __name__ == "__main__":
