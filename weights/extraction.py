@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import CheckpointError, DamagedError, legible
-from .files.checkpoint import TensorLocation, TowerTensor
+from .files.checkpoint import Checkpoint, TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES, SINGLE
 from .files.tensor_file import file_crc32, header_bytes
 from .files.tower_folder import PROJECTOR
 from .files.writing import flush, lock
 from .hub.repo import Fetch, HubOptions
-from .opening import MOST_REPAIRS, open_checkpoint
+from .opening import read_repaired
 from .published import check_family
 
 if TYPE_CHECKING:
@@ -81,21 +81,17 @@ def extract_encoder(
         raise CheckpointError(f"{legible(str(out_dir))}: {error}; pass another folder") from error
     out = Path(os.path.abspath(target))
     _check_target(out, overwrite)
-    damages: list[DamagedError] = []
-    while True:
-        checkpoint = open_checkpoint(repo_id_or_path, options, damages)
+
+    def write(checkpoint: Checkpoint) -> Path:
         _refuse_own_folder(checkpoint.folder.resolve(), out)
         # Imported here, because it imports torch (seconds), and the checkpoint may not exist.
         from .match import find_encoder
 
         tower, _ = find_encoder(checkpoint, family)
-        try:
-            _extract(tower, out, overwrite)
-            return target
-        except DamagedError as error:
-            if len(damages) == MOST_REPAIRS:
-                raise
-            damages.append(error)
+        _extract(tower, out, overwrite)
+        return target
+
+    return read_repaired(repo_id_or_path, options, write)
 
 
 def _refuse_own_folder(origin: Path, out: Path) -> None:

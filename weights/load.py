@@ -25,7 +25,7 @@ from encoders.stored_tensors import STORED_DTYPES, in_pairs
 from .adapters import merge
 from .cpu_facts import multiplies_bfloat16
 from .errors import CheckpointError, DamagedError, legible
-from .files.checkpoint import TensorLocation, TowerTensor
+from .files.checkpoint import Checkpoint, TensorLocation, TowerTensor
 from .files.index import PROCESSOR_FILES
 from .files.tensor_file import read_into
 from .files.tower_folder import PROJECTOR, usage
@@ -33,7 +33,7 @@ from .fp8 import SCALE_DTYPES, dequantise
 from .hub.repo import Fetch, HubOptions
 from .magnitudes import Magnitudes, check_magnitudes
 from .match import find_encoder
-from .opening import MOST_REPAIRS, open_checkpoint
+from .opening import open_checkpoint, read_repaired
 from .published import check_family
 from .strict_json import JsonDict, JsonObject
 from .tower import FoundTower
@@ -117,20 +117,18 @@ def load_encoder(
     source = (revision, subfolder, cache_dir, token, local_files_only)
     options = HubOptions(*source, force_download, fetch, max_workers, progress)
     target = parse_device(device)
-    damages: list[DamagedError] = []
+
+    def read(checkpoint: Checkpoint) -> tuple[FoundTower, Encoder]:
+        tower, encoder = find_encoder(checkpoint, family)
+        locations = checkpoint.locate(tower.tower_files)
+        dtype = cast_dtype or tower.dtype
+        tensors = read_tensors(tower, tower.tensors, locations, dtype, target)
+        _fill_encoder(encoder, tensors, tower.layout.transposed)
+        return tower, encoder
+
     with torch.inference_mode(mode=False):  # else parameters could become inference tensors
-        while True:
-            checkpoint = open_checkpoint(repo_id_or_path, options, damages)
-            tower, encoder = find_encoder(checkpoint, family)
-            try:
-                locations = checkpoint.locate(tower.tower_files)
-                read = (tower.tensors, locations, cast_dtype or tower.dtype, target)
-                _fill_encoder(encoder, read_tensors(tower, *read), tower.layout.transposed)
-                break
-            except DamagedError as error:
-                if len(damages) == MOST_REPAIRS:
-                    raise
-                damages.append(error)
+        tower, encoder = read_repaired(repo_id_or_path, options, read)
+        checkpoint = tower.contents.checkpoint
         if cast_dtype is None and tower.dtype == torch.bfloat16 and target.type == "cpu":
             _say_that_bfloat16_is_slow()
         if tower.adapter is not None:

@@ -22,7 +22,7 @@ _PAGE = re.compile(
 )
 _WITH_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@([\w./-]+)")
 _T = TypeVar("_T")
-MOST_REPAIRS = 2
+_MOST_REPAIRS = 2
 """The number of times that a load opens a checkpoint again after a fetched copy proves damaged."""
 
 
@@ -107,7 +107,7 @@ def read_repaired(
         try:
             return read(checkpoint)
         except DamagedError as error:
-            if len(damages) == MOST_REPAIRS:
+            if len(damages) == _MOST_REPAIRS:
                 raise
             damages.append(error)
 
