@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Literal, SupportsFloat, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, SupportsFloat, TypeAlias
 
 import torch
 
@@ -98,67 +98,104 @@ def sample_frames(
         return _repeat_last(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
-    if fps is not None and times is not None:
-        rate = _source_rate(source_fps)
-        ticks = sample_frames(
-            max(round(total / rate * _TICKS), 1),
-            rule,
-            fps=fps,
-            source_fps=_TICKS,
-            min_frames=min_frames,
-            max_frames=max_frames,
-            temporal_patch_size=temporal_patch_size,
-            initial_shift=initial_shift if initial_shift is True else initial_shift / rate * _TICKS,
-            max_duration=max_duration,
-        )
-        return [max(bisect_right(times, (tick + 1) / _TICKS) - 1, 0) for tick in ticks]
-    if rule in ("glm4v", "glm46v", "glm5_next"):
-        return _sample_glm(
-            total, rule, fps, num_frames, source_fps, max_frames, max_duration, temporal_patch_size
-        )
-    target_count = (
-        float(num_frames or 0) if fps is None else total / _source_rate(source_fps) * _rate(fps)
-    )
-    if rule == "qwen3_vl":
-        count = int(target_count)
-        if fps is not None:
-            count = min(max(count, min_frames), max_frames, total)
-        return list(map(round, _evenly(0, total - 1, count)))
-    if rule == "ernie":
-        if fps is None:
-            target_count = _check_count(num_frames or 0, total, None, 1)
-        else:
-            target_count = min(max(target_count, min_frames), max_frames, total)
-        return _repeat_last(_steps(0, total, target_count), temporal_patch_size)
-    if rule == "uniform":
-        count = num_frames if num_frames is not None else max(int(target_count), 1)
-        return [frame * total // count for frame in range(_check_count(count, total, fps, 1))]
-    if rule == "muse_glimmer":
-        count = _check_count(int(target_count), total, fps, 1) if fps is None else 0
-        if fps is not None:
-            pairs = min(int(target_count), max_frames, total) // temporal_patch_size
-            count = min(max(pairs, 1) * temporal_patch_size, total)
-        return torch.linspace(0, total - 1, count, device="cpu").long().tolist()
-    if rule == "molmo2":
-        count = _check_count(int(target_count), total, None, 1) if fps is None else 0
-        return _steps(0, total, count or max(min(int(target_count), total), 1))
-    if rule in ("smolvlm", "minicpm_v"):
-        if fps is None:
-            count = _check_count(num_frames or 0, total, None, 1)
-            return list(map(int, _evenly(0, total - 1, count)))
-        if rule == "minicpm_v":
-            return _from_the_start(total, _source_rate(source_fps), _rate(fps), max_frames)
-        return _between_ends(total, _source_rate(source_fps), _rate(fps), max_frames)
-    if rule == "internvl":
-        count = _check_count(int(target_count), total, fps, 1)
-        start = total / count / 2 if initial_shift is True else float(initial_shift)
-        return _steps(start, total, count)
-    pair = temporal_patch_size
-    if fps is None:
-        return _steps(0, total, _check_count(round(target_count / pair) * pair, total, fps, pair))
-    largest_count = min(max_frames, total) // pair * pair
-    count = math.floor(min(max(target_count, min_frames), largest_count) / pair) * pair
+    bounds = min_frames, max_frames, temporal_patch_size, initial_shift, max_duration
+    if fps is None or times is None:
+        return _RULES[rule](_Request(total, fps, num_frames, source_fps, *bounds))
+    rate = _source_rate(source_fps)
+    film = _Request(max(round(total / rate * _TICKS), 1), fps, None, _TICKS, *bounds)
+    if initial_shift is not True:
+        film = film._replace(initial_shift=initial_shift / rate * _TICKS)
+    ticks = _RULES[rule](film)
+    return [max(bisect_right(times, (tick + 1) / _TICKS) - 1, 0) for tick in ticks]
+
+
+class _Request(NamedTuple):
+    """The arguments of :func:`sample_frames`, of which one of ``fps`` and ``num_frames`` is given.
+
+    ``source_fps`` is None if it is not known.
+    """
+
+    total: int
+    fps: float | None
+    num_frames: int | None
+    source_fps: float | None
+    min_frames: int
+    max_frames: int
+    temporal_patch_size: int
+    initial_shift: bool | float
+    max_duration: float
+
+    @property
+    def target(self) -> float:
+        """The number of frames asked for, before any bound; with ``fps`` it may be a fraction."""
+        if self.fps is None:
+            return float(self.num_frames or 0)
+        return self.total / _source_rate(self.source_fps) * _rate(self.fps)
+
+    def count(self, count: int, multiple: int = 1) -> int:
+        """Return ``count``; raise a ValueError if it is none, or more frames than there are."""
+        setting = f"fps={self.fps}" if self.fps is not None else "num_frames"
+        if count < 1:
+            raise ValueError(
+                f"{setting} makes none of {self.total} frames: ask for at least {multiple}"
+            )
+        if count > self.total:
+            frames = "1 frame" if count == 1 else f"{count} frames"
+            raise ValueError(
+                f"{setting} asks for {frames}, the video has {self.total}: ask for fewer"
+            )
+        return count
+
+
+def _qwen2_vl(asked: _Request) -> list[int]:
+    total, pair = asked.total, asked.temporal_patch_size
+    if asked.fps is None:
+        return _steps(0, total, asked.count(round(asked.target / pair) * pair, pair))
+    largest_count = min(asked.max_frames, total) // pair * pair
+    count = math.floor(min(max(asked.target, asked.min_frames), largest_count) / pair) * pair
     return _steps(0, total, count or total)  # a video shorter than a pair: all its frames
+
+
+def _qwen3_vl(asked: _Request) -> list[int]:
+    count = int(asked.target)
+    if asked.fps is not None:
+        count = min(max(count, asked.min_frames), asked.max_frames, asked.total)
+    return list(map(round, _evenly(0, asked.total - 1, count)))
+
+
+def _internvl(asked: _Request) -> list[int]:
+    count, shift = asked.count(int(asked.target)), asked.initial_shift
+    start = asked.total / count / 2 if shift is True else float(shift)
+    return _steps(start, asked.total, count)
+
+
+def _uniform(asked: _Request) -> list[int]:
+    count = asked.count(int(asked.target) if asked.fps is None else max(int(asked.target), 1))
+    return [frame * asked.total // count for frame in range(count)]
+
+
+def _ernie(asked: _Request) -> list[int]:
+    if asked.fps is None:
+        count: float = asked.count(int(asked.target))
+    else:
+        count = min(max(asked.target, asked.min_frames), asked.max_frames, asked.total)
+    return _repeat_last(_steps(0, asked.total, count), asked.temporal_patch_size)
+
+
+def _muse_glimmer(asked: _Request) -> list[int]:
+    if asked.fps is None:
+        count = asked.count(int(asked.target))
+    else:
+        pair = asked.temporal_patch_size
+        pairs = min(int(asked.target), asked.max_frames, asked.total) // pair
+        count = min(max(pairs, 1) * pair, asked.total)
+    return torch.linspace(0, asked.total - 1, count, device="cpu").long().tolist()
+
+
+def _molmo2(asked: _Request) -> list[int]:
+    target = int(asked.target)
+    count = asked.count(target) if asked.fps is None else max(min(target, asked.total), 1)
+    return _steps(0, asked.total, count)
 
 
 def read_rate(fps: object) -> float | None:
@@ -193,16 +230,6 @@ def _rate(fps: float) -> float:
     return rate
 
 
-def _check_count(count: int, total: int, fps: float | None, multiple: int) -> int:
-    setting = f"fps={fps}" if fps is not None else "num_frames"
-    if count < 1:
-        raise ValueError(f"{setting} makes none of {total} frames: ask for at least {multiple}")
-    if count > total:
-        frames = f"{count} frame{'s' * (count != 1)}"
-        raise ValueError(f"{setting} asks for {frames}, the video has {total}: ask for fewer")
-    return count
-
-
 def _steps(start: float, total: int, count: float) -> list[int]:
     # Steps are float32, as in transformers. Their rounding may make one index too many, beyond the
     # last frame.
@@ -225,63 +252,82 @@ def _evenly(first: float, last: float, count: int) -> list[float]:
     return [first + number * step for number in range(count - 1)] + [last]
 
 
-def _between_ends(total: int, source_rate: float, target_rate: float, max_count: int) -> list[int]:
-    """Return evenly spaced frame numbers by SmolVLM's rule: of a long video, without a second at
-    both ends.
-    """
+def _truncated(first: int, last: int, count: int) -> list[int]:
+    """Return ``count`` evenly spaced numbers from ``first`` to ``last``, rounded down."""
+    return list(map(int, _evenly(first, last, count)))
+
+
+def _smolvlm(asked: _Request) -> list[int]:
+    """Return evenly spaced frame numbers: of a long video, without a second at both ends."""
+    if asked.fps is None:
+        return _truncated(0, asked.total - 1, asked.count(int(asked.target)))
+    total, source_rate, rate = asked.total, _source_rate(asked.source_fps), _rate(asked.fps)
     duration, first, last = total / source_rate, 0, total - 1
-    if duration - 2 > max_count * target_rate:
+    if duration - 2 > asked.max_frames * rate:
         start, stop = int(source_rate), min(int(total - source_rate), last)
         first, last = (start, stop) if start < stop else (first, last)
-    count = max(min(round(target_rate * duration), max_count), 1)
-    return list(dict.fromkeys(map(int, _evenly(first, last, count))))
+    count = max(min(round(rate * duration), asked.max_frames), 1)
+    return list(dict.fromkeys(_truncated(first, last, count)))
 
 
-def _from_the_start(total: int, source_rate: float, target_rate: float, most: int) -> list[int]:
-    """Return the frames at equally spaced times from 0, by MiniCPM-V's rule.
+def _minicpm_v(asked: _Request) -> list[int]:
+    """Return the frames at equally spaced times from 0.
 
-    Of a video with over ``most`` of them, ``most`` tenths of a second are taken, evenly spaced.
+    Of a video with over ``max_frames`` of them, so many tenths of a second are taken, evenly
+    spaced.
     """
-    duration = total / source_rate
-    if duration * target_rate <= most:
-        count = math.ceil(duration * target_rate)
-        return [min(int(n * source_rate / target_rate), total - 1) for n in range(count)]
+    if asked.fps is None:
+        return _truncated(0, asked.total - 1, asked.count(int(asked.target)))
+    total, source_rate, rate = asked.total, _source_rate(asked.source_fps), _rate(asked.fps)
+    most, duration = asked.max_frames, total / source_rate
+    if duration * rate <= most:
+        count = math.ceil(duration * rate)
+        return [min(int(n * source_rate / rate), total - 1) for n in range(count)]
     times = [round(tenth * 0.1, 1) for tenth in range(int(duration / 0.1))]
     frames = [min(int(time * source_rate), total - 1) for time in times] or [0]
     if len(frames) <= most:
         return frames
-    return [frames[int(place)] for place in _evenly(0, len(frames) - 1, most)]
+    return [frames[place] for place in _truncated(0, len(frames) - 1, most)]
 
 
-def _sample_glm(
-    total: int,
-    rule: str,
-    fps: float | None,
-    num_frames: int | None,
-    source_fps: float | None,
-    max_frames: int,
-    max_duration: float,
-    pair: int,
-) -> list[int]:
-    """Return frame numbers by a GLM rule; only the last one repeats, to fill a group of
-    ``pair``.
+def _glm4v(asked: _Request) -> list[int]:
+    def sample(total: int, source_rate: float, rate: float) -> list[int]:
+        return _at_times(total, source_rate, rate, asked.max_duration)
+
+    return _glm(asked, sample)
+
+
+def _glm46v(asked: _Request) -> list[int]:
+    def sample(total: int, source_rate: float, _: float) -> list[int]:
+        duration = total / source_rate
+        pairs = 3 if duration <= 30 else 1 if duration <= 300 else 0.5  # per second
+        return _in_order(total, source_rate, pairs * asked.temporal_patch_size, 640, 2400)
+
+    return _glm(asked, sample)
+
+
+def _glm5_next(asked: _Request) -> list[int]:
+    def sample(total: int, source_rate: float, rate: float) -> list[int]:
+        return _in_order(total, source_rate, rate, asked.max_frames, asked.max_duration)
+
+    return _glm(asked, sample)
+
+
+def _glm(asked: _Request, sample: Callable[[int, float, float], list[int]]) -> list[int]:
+    """Return frame numbers by a GLM rule; only the last one repeats, to fill a group of frames.
+
+    ``sample`` is the rule for a number of frames, their rate, and the rate asked for.
     """
-    if fps is None:
-        frames = _steps(0, total, _check_count(num_frames or 0, total, None, 1))
-    elif source_fps is None:
+    if asked.fps is None:
+        frames = _steps(0, asked.total, asked.count(int(asked.target)))
+    elif asked.source_fps is None:
         raise ValueError(
-            f"fps={fps}: this checkpoint samples by time, so the video needs its own frames per "
-            "second: pass a file or Video(frames, fps), or num_frames instead of fps"
+            f"fps={asked.fps}: this checkpoint samples by time, so the video needs its own frames "
+            "per second: pass a file or Video(frames, fps), or num_frames instead of fps"
         )
     else:
-        rate, target_rate = _source_rate(source_fps), _rate(fps)
-        if rule == "glm4v":
-            frames = _at_times(total, rate, target_rate, max_duration)
-        elif rule == "glm46v":
-            frames = _sample_in_order(total, rate, _rate_of_length(total / rate) * pair, 640, 2400)
-        else:
-            frames = _sample_in_order(total, rate, target_rate, max_frames, max_duration)
-    return _repeat_last(list(dict.fromkeys(frames)), pair)
+        frames = sample(asked.total, _source_rate(asked.source_fps), _rate(asked.fps))
+    return _repeat_last(list(dict.fromkeys(frames)), asked.temporal_patch_size)
 
 
 def _at_times(total: int, source_rate: float, target_rate: float, max_duration: float) -> list[int]:
@@ -298,12 +344,7 @@ def _at_times(total: int, source_rate: float, target_rate: float, max_duration: 
     ]
 
 
-def _rate_of_length(duration: float) -> float:
-    """Return the pairs of frames per second that GLM-4.6V samples from ``duration`` seconds."""
-    return 3 if duration <= 30 else 1 if duration <= 300 else 0.5
-
-
-def _sample_in_order(
+def _in_order(
     total: int, source_rate: float, target_rate: float, max_count: int, max_duration: float
 ) -> list[int]:
     """Return the numbers of the frames sampled at a rate by going through the video once.
@@ -315,7 +356,7 @@ def _sample_in_order(
     bounded_duration = min(duration, max_duration) if max_duration else duration
     count = max(min(int(bounded_duration * target_rate), max_count), 1)
     if total < count:
-        return list(map(int, _evenly(0, total - 1, count)))
+        return _truncated(0, total - 1, count)
     frames, next_time, frame_seconds = [], 0.0, 1 / source_rate
     for number in range(total):
         if number * frame_seconds >= next_time:
@@ -324,5 +365,21 @@ def _sample_in_order(
             if next_time >= int(duration):
                 break
     if len(frames) < count:
-        return list(map(int, _evenly(frames[0], frames[-1], count)))
-    return frames if len(frames) == count else list(map(int, _evenly(0, total - 1, count)))
+        return _truncated(frames[0], frames[-1], count)
+    return frames if len(frames) == count else _truncated(0, total - 1, count)
+
+
+_RULES: Mapping[SamplingRule, Callable[[_Request], list[int]]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen3_vl": _qwen3_vl,
+    "internvl": _internvl,
+    "glm4v": _glm4v,
+    "glm46v": _glm46v,
+    "glm5_next": _glm5_next,
+    "uniform": _uniform,
+    "ernie": _ernie,
+    "muse_glimmer": _muse_glimmer,
+    "smolvlm": _smolvlm,
+    "minicpm_v": _minicpm_v,
+    "molmo2": _molmo2,
+}
