@@ -259,6 +259,8 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I"):
         return Image.fromarray(_eight_bits(np.array(image))).convert("RGB")
+    if image.mode in ("La", "RGBa"):  # their colours are multiplied by alpha
+        image = image.convert(image.mode.replace("a", "A"))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")

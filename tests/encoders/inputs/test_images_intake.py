@@ -84,6 +84,12 @@ def test_pil_modes_are_encoded_as_in_transformers(mode: str) -> None:
     assert torch.equal(QWEN([MODES[mode]]).pixel_values, wanted)
 
 
+@pytest.mark.parametrize("mode", ["La", "RGBa"])
+def test_colours_multiplied_by_alpha_lie_over_white(mode: str) -> None:
+    image = with_alpha(hopper()).convert(mode.upper()).convert(mode)
+    assert np.array_equal(as_array(image), as_array(image.convert(mode.upper())))
+
+
 @pytest.mark.parametrize("dtype", ["I;16", "I;16B", "I"])
 def test_16_bit_grey_is_scaled_to_8_bits(dtype: str) -> None:
     grey = np.array([[0, 128, 129, 257], [32768, 65406, 65407, 65535]])
