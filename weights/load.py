@@ -189,7 +189,7 @@ def _parse_dtype(dtype: torch.dtype | DtypeName | None) -> torch.dtype | None:
             return stored_dtype
     known_names = ", ".join(str(stored_dtype) for stored_dtype in STORED_DTYPES.values())
     raise ValueError(
-        f"dtype={dtype}: an encoder runs in one of {known_names}: pass one, its name without "
+        f"dtype={dtype!r}: an encoder runs in one of {known_names}: pass one, its name without "
         "'torch.', or 'auto' for the stored one"
     )
 

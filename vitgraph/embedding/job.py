@@ -302,7 +302,7 @@ class Job:
         start_time, files = time.perf_counter(), self._shard_files(number)
         if not files:
             return
-        first, keys = number * self.manifest.items_per_shard, self.reader.keys
+        first = number * self.manifest.items_per_shard
         rows = rows_by_place(self.shards[number], first) if number in self.failed else {}
         errors: dict[int, str] = {}
         for index, file in files.items():
@@ -310,12 +310,12 @@ class Job:
             self._warn_if_large(file, result, item_encoder)
             if isinstance(result.value, ItemError):
                 errors[index] = " ".join(str(result.value.error).split())
-                keys.pop(file, None)
+                self.reader.keys.pop(file, None)
             else:
                 assert result.grid is not None
                 assert isinstance(result.value, dict)
                 arrays = result.value or {**empty}  # no view in the input path of the blocks
-                uuid = keys.pop(file, "") if keys else ""
+                uuid = self.reader.take_key(file)
                 rows[index] = Row(file.key, result.grid, arrays, file.media, uuid, first + index)
         places = list(files)
         for index, error in self.reader.changed(list(files.values())).items():

@@ -50,6 +50,18 @@ def keys_of(photos: Path) -> dict[str, str]:
     return {key: content_key((photos / key).read_bytes()) for key in KEYS}
 
 
+def test_a_list_may_name_an_image_of_a_store_twice(
+    repo: Path, photos: Path, tmp_path: Path
+) -> None:
+    names = ["a.png", "b.png", "a.png", "a.png", "bad.png", "bad.png"]
+    (photos / "list.txt").write_text("\n".join(names))
+    store = tmp_path / "store"
+    command = ["embed", repo, photos / "list.txt", "--out", store, "--shard-items", 3]
+    assert main([*map(str, command), "--format", "vllm", "--no-progress"]) == 3
+    assert load_embeddings(store)[0] == names[:4]
+    assert main(["embed", "--verify", str(store)]) == 0
+
+
 def test_a_job_writes_one_file_per_content_and_a_table_of_keys(
     embed: Embed, repo: Path, photos: Path, tmp_path: Path
 ) -> None:

@@ -105,6 +105,14 @@ class ImageReader:
             self.keys[file] = content_key(content)
         return content
 
+    def take_key(self, file: File) -> str:
+        """Return the key of an image that was read, and remove it; empty unless ``keyed``."""
+        if not self.keyed:
+            return ""
+        key = self.keys.pop(file, None)
+        # A list may name a file twice, and another item has taken its key.
+        return content_key(self._read(file)) if key is None else key
+
     def _read(self, file: File) -> bytes:
         if file.kind == "url":
             return self._read_url(file.path)
