@@ -54,7 +54,7 @@ def test_the_dtype_auto_is_the_stored_one(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "bf16", "torch.bfloat16", ""])
 def test_an_unknown_name_of_a_dtype_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"^dtype={name}: an encoder runs in one of .*'auto'"):
+    with pytest.raises(ValueError, match=f"^dtype={name!r}: an encoder runs in one of .*'auto'"):
         load_encoder(folder, dtype=name)
 
 
