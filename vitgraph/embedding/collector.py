@@ -94,6 +94,9 @@ class Collector:
 
     def __call__(self, items: Sequence[EncodedItem]) -> Collected:
         """Queue the work on a batch; its results are arrays by name, empty without any view."""
+        vectors = [value for _, value, _ in items if isinstance(value, Tensor)]
+        if vectors:
+            return self._collect_vectors(torch.stack(vectors))
         parts = self._groups(items)
         joined: dict[tuple[torch.Size, torch.dtype], list[_Column]] = {}
         for column in _columns(parts):
@@ -106,6 +109,15 @@ class Collector:
             tensors |= self._join(key, of_columns)
             spans += of_columns
         beside = [{n: a for group in part for n, a in group.beside.items()} for part in parts]
+        return Collected(tensors, lambda host: self._results(spans, beside, host))
+
+    def _collect_vectors(self, vectors: Tensor) -> Collected:
+        """Queue the work on vectors [items, D], as :meth:`__call__` with no step per item."""
+        numbers = list(range(len(vectors) + 1))
+        column = _Column(VECTORS, numbers[:-1], [vectors], [None] * len(vectors))
+        spans = [_Span(column, VECTORS, numbers, numbers)]
+        beside: list[Arrays] = [{} for _ in column.items]
+        tensors = self._join(VECTORS, spans)
         return Collected(tensors, lambda host: self._results(spans, beside, host))
 
     def empty(self, item: EncodedItem) -> Arrays:
