@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import closing
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -317,6 +319,21 @@ class Job:
                 arrays = result.value or {**empty}  # no view in the input path of the blocks
                 uuid = self.reader.take_key(file)
                 rows[index] = Row(file.key, result.grid, arrays, file.media, uuid, first + index)
+        seconds = round(time.perf_counter() - start_time, 3)
+        writer.begin(partial(self._finish_shard, number, files, rows, errors, empty, seconds))
+        del self._files_of[number]
+
+    def _finish_shard(
+        self,
+        number: int,
+        files: Mapping[int, File],
+        rows: dict[int, Row],
+        errors: dict[int, str],
+        empty: Mapping[str, Array],
+        seconds: float,
+        pool: Executor,
+    ) -> None:
+        """Write a shard, but no row of a file that has changed; runs in a thread of ``writer``."""
         places = list(files)
         for index, error in self.reader.changed(list(files.values())).items():
             rows.pop(places[index], None)
@@ -325,7 +342,7 @@ class Job:
             "shard": number,
             "items": self._items(number),
             "rows": len(rows),
-            "seconds": round(time.perf_counter() - start_time, 3),
+            "seconds": seconds,
             "worker": f"{self.worker.rank}/{self.worker.size}",
             "written": round(time.time(), 3),
             "errors": [
@@ -334,8 +351,7 @@ class Job:
             ],
         }
         sorted_rows = [rows[index] for index in sorted(rows)]
-        writer.write(self.shards[number], sorted_rows, empty, stats, number in self.failed)
-        del self._files_of[number]
+        self.shards[number].write(sorted_rows, empty, stats, number in self.failed, pool)
 
 
 def _as_it_is(file: File) -> File:

@@ -164,7 +164,7 @@ class FileList:
         """Return the image files of the shard with this number, counted from 0."""
         start, end = self._starts[number : number + 2]
         lines = self._storage.read(self._name, start, end).splitlines()
-        return [File(*json.loads(line)) for line in lines]
+        return [File(*fields) for fields in json.loads(b"[" + b",".join(lines) + b"]")]
 
     def file(self, number: int) -> File:
         """Return the image file with this number among all of the job, counted from 0."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
-
-from .parquet_files import Array
-from .records import ShardStats
-from .shard import Row, Shard
 
 SHARDS_AT_ONCE = 2
 """The most shards that are being written, and so are in memory beside the next one."""
@@ -26,23 +22,18 @@ class ShardWriter:
         self._files = ThreadPoolExecutor(at_once, thread_name_prefix="files")
         self._running: deque[Future[None]] = deque()
 
-    def write(
-        self,
-        shard: Shard,
-        rows: Sequence[Row],
-        empty: Mapping[str, Array],
-        stats: ShardStats,
-        replace: bool,
-    ) -> None:
-        """Begin to write a shard, as :meth:`Shard.write`, once few enough others are being written.
+    def begin(self, write: Callable[[Executor], None]) -> None:
+        """Begin to write a shard once few enough others are being written.
+
+        Args:
+            write: writes the shard; it gets the threads for its files.
 
         Raises:
             OSError: a shard before this one could not be written.
         """
         while len(self._running) >= SHARDS_AT_ONCE:
             self._running.popleft().result()
-        files = self._files
-        self._running.append(self._pool.submit(shard.write, rows, empty, stats, replace, files))
+        self._running.append(self._pool.submit(write, self._files))
 
     def __enter__(self) -> ShardWriter:
         return self

@@ -18,7 +18,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from tests.support.commands.embed_jobs import close
 from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
-from vitgraph.embedding.sources.reading import File, ImageReader
+from vitgraph.embedding.sources.reading import File, ImageReader, Readable
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -223,6 +223,8 @@ def test_whatever_reading_an_image_raises_is_its_error(
         return read(reader, file)
 
     monkeypatch.setattr(ImageReader, "read", read_some)
+    # As images inside other files are; one in a folder is read by its path.
+    monkeypatch.setattr(ImageReader, "item", lambda reader, file: Readable(reader, file))
     planned = "--plan" in options
     assert embed(photos, *options) == (0 if planned else 3)
     if not planned:

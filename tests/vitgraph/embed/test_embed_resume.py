@@ -17,7 +17,6 @@ from tests.support.photographs import china, hopper
 from tests.support.processes.own import start_stopped
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays
-from vitgraph.embedding.sources.reading import Readable
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -61,7 +60,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     plain = VisionEncoder.preprocess
 
     def noting(self: VisionEncoder, images: Any = (), *rest: Any, **limits: Any) -> Any:
-        names.extend(image._file.key for image in images if isinstance(image, Readable))
+        names.extend(Path(image).name for image in images if isinstance(image, str))
         return plain(self, images, *rest, **limits)
 
     monkeypatch.setattr(VisionEncoder, "preprocess", noting)

@@ -286,7 +286,7 @@ def _real_folder(folder: str) -> str:
 
 def is_remote(path: str) -> bool:
     """Return whether a path is the address of a remote file or folder, such as ``s3://...``."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
+    return "://" in path and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
 
 
 def local_path(path: str) -> str:

@@ -83,14 +83,17 @@ class ImageReader:
 
     def item(self, file: File) -> ItemLike:
         """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded."""
-        return Readable(self, file) if file.media == "image" else {"video": self.clip(file)}
+        if file.media == "clip":
+            return {"video": self.clip(file)}
+        # Paths are read fastest, and `changed` looks at files whose version is known.
+        is_path = _is_on_disk(file) and file.version and not self.keyed
+        return file.path if is_path else Readable(self, file)
 
     def clip(self, file: File) -> str | Readable:
         """Return the path of a clip on a local disk, so that a long film need not fit into memory,
         and any other clip as a file-like object.
         """
-        on_disk = file.kind == "file" and not is_remote(file.path)
-        return file.path if on_disk else Readable(self, file)
+        return file.path if _is_on_disk(file) else Readable(self, file)
 
     def read(self, file: File) -> bytes:
         """Return the bytes of an image file.
@@ -132,12 +135,12 @@ class ImageReader:
         return read_file(file.path, file.version)
 
     def changed(self, files: Sequence[File]) -> dict[int, str]:
-        """Find images inside remote tar files, and clips in local files, that have changed since
-        the job listed them.
+        """Find images inside remote tar files, and local files, that have changed since the job
+        listed them.
 
         Each member of a tar file is read by a request of its own, whose answer does not show
-        whether the tar file has changed; a clip is read by its path. Therefore this is called after
-        all images of a shard are read.
+        whether the tar file has changed; a local file is read by its path. Therefore this is called
+        after all images of a shard are read.
 
         Args:
             files: the images of the shard.
@@ -151,6 +154,8 @@ class ImageReader:
                 require_version(path, version)
             except OSError as error:
                 errors[path, version] = str(error)
+        if not errors:
+            return {}
         versions = enumerate((file.path, file.version) for file in files)
         return {index: errors[tar] for index, tar in versions if tar in errors}
 
@@ -193,9 +198,11 @@ class ImageReader:
 
 def _is_unchecked(file: File) -> bool:
     """Return whether reading a file does not show that it has changed since the job listed it."""
-    if is_remote(file.path):
-        return file.kind == "member"
-    return file.kind == "file" and file.media == "clip"
+    return file.kind == ("member" if is_remote(file.path) else "file")
+
+
+def _is_on_disk(file: File) -> bool:
+    return file.kind == "file" and not is_remote(file.path)
 
 
 class Readable:
