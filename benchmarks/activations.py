@@ -168,7 +168,8 @@ def measure_job(
     which is removed.
     """
     checkpoint, photos, out = places
-    seconds = statistics.median(time_jobs(checkpoint, photos, out, options, written))
+    _, *times = time_jobs(checkpoint, photos, out, options, written)
+    seconds = statistics.median(one.seconds for one in times)
     jobs = [out / f"out{number}" for number in range(1, options.repeats + 1)]
     steady = statistics.median(map(steady_rate, jobs))
     size = sum(path.stat().st_size for path in jobs[0].glob("*.npy"))

@@ -10,9 +10,10 @@ their tower, compiled (but for ``--no-compile``), behind a DataLoader with as ma
 own transform. ``sentence_transformers`` is its ``encode`` of transformers' processor and tower, on
 the main thread and in batches of 32, and on the first files only. ``--peers`` names the libraries
 to run, and ``--peer-items`` the files that each gets. Figures are medians of repeats. A library
-that is not installed is left out. The file is written after the job of a tower and after each
-library; after ``--seconds`` nothing more begins. The second command above is the shortest that has
-all towers and libraries: some 40 s for each tower on one GPU with 16 cores.
+that is not installed is left out. A second ratio of the job (``steady``) leaves out its start and
+end, which take as long for any number of files. The file is written after the job of a tower and
+after each library; after ``--seconds`` nothing more begins. The second command above is the
+shortest that has all towers and libraries: some 40 s for each tower on one GPU with 16 cores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
-from benchmarks.gate import Setup, decode_in_threads, time_jobs
+from benchmarks.gate import JOB, STEADY, Setup, compare_times, decode_in_threads, time_jobs
 from benchmarks.image_towers import TINY_SIDE, is_late
 from benchmarks.image_towers import TOWERS as IMAGE_TOWERS
 from benchmarks.measuring.machine import about
@@ -237,13 +238,13 @@ def measure(
         found = measure_limits(setup, paths, options)
         empty_cache()  # the job captures graphs of its own
         photos = paths[0].parent
-        seconds = time_jobs(checkpoint, photos, Path(folder), options, first=paths[:FIRST])
-        found["vitgraph embed"] = [len(paths) / one for one in seconds]
-        yield row_of(name, paths, found)
+        jobs = time_jobs(checkpoint, photos, Path(folder), options, first=paths[:FIRST])
+        job = compare_times(len(paths), {JOB: jobs})
+        yield row_of(name, job, found)
         for peer, run in peers(name, checkpoint, setup, options):
             most = FIRST if peer == LABELS["sentence_transformers"] else options.peer_items
             found[peer] = rates_of(run, paths[:most], options.repeats)
-            yield row_of(name, paths, found)
+            yield row_of(name, job, found)
 
 
 def rates_of(run: Callable[[Any], None], paths: Sequence[Path], repeats: int) -> list[float]:
@@ -257,13 +258,20 @@ def rates_of(run: Callable[[Any], None], paths: Sequence[Path], repeats: int) ->
     return found
 
 
-def row_of(name: str, paths: Sequence[Path], found: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the row of a tower from the images per second of all repeats so far."""
+def row_of(name: str, job: dict[str, Any], found: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the row of a tower from its job and the images per second of all repeats so far."""
     shown = images_per_second(found)
-    rate = shown["images per second"]
+    rate = shown["images per second"] | job["images per second"]
     slower = min(rate["replays"], rate["decoding"])
-    ratio = rate["vitgraph embed"] / slower
-    return {"tower": name, "items": len(paths), **shown, "over the slower": ratio, "goal": GOAL}
+    return {
+        "tower": name,
+        **job,
+        "images per second": rate,
+        "range": shown["range"] | job["range"],
+        "over the slower": rate[JOB] / slower,
+        "steady over the slower": job[STEADY][JOB] / slower,
+        "goal": GOAL,
+    }
 
 
 def measure_limits(

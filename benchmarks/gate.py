@@ -15,7 +15,9 @@ are crops of scikit-learn's and matplotlib's, as JPEG files of quality 90. Rows 
   threads; and over decoded images (``memory``) over ``replays``. Each of these goes over the images
   as many times as it does in two seconds (``--seconds``), a stream without a break: 2,048 images
   are a sixth of a second of a small tower, less than a stream takes to begin and to end.
-- ``job``: images per second of ``vitgraph embed`` over ``embed_many`` from the same files.
+- ``job``: images per second of ``vitgraph embed`` over ``embed_many`` from the same files, some
+  eight seconds of them; and that ratio without the first eighth of the images and the last one
+  (``steady``), with the seconds to the first result, after the last one, and of listing the files.
 - ``peers``: images per second of transformers with its fast processor on the CPU and on the GPU,
   and of a loop with torchvision's decoder and resize on the GPU before our graphs, on such files.
 - ``memory``: MiB on the device that the decoder takes, and that a stream takes beyond the graphs,
@@ -29,13 +31,15 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 import PIL
 import torch
@@ -49,6 +53,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from encoders.inputs.gpu_decoding import MOST_FILES, decoder_of
 from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import to_rgb
+from encoders.streams import stream_items
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_encoder, build_pair
 from vitgraph.timing import medians, synchronize
@@ -75,6 +80,11 @@ GOALS: dict[str, dict[str, list[float]]] = {
 }
 """The ratios to reach: ``bytes`` in the order of the labels, at most, and the others at least."""
 MEGAPIXEL = 1024 * 1024
+JOB_LENGTH = 4
+"""How many times as long as a stream a job takes, whose start and end are longer."""
+JOB, STEADY = "vitgraph embed", "steady images per second"
+"""Names in results: of a job, and of images per second without the start and the end."""
+Result = TypeVar("Result")
 
 
 class Setup:
@@ -240,6 +250,50 @@ def decode_in_threads(paths: Sequence[Path], place: str, workers: int, passes: i
     synchronize()
 
 
+class Times(NamedTuple):
+    """How long a stream or a job took."""
+
+    start: float
+    """The seconds until the first result."""
+    between: float
+    """The seconds from the first result to the last one."""
+    end: float
+    """The seconds from the last result to the end, when a job has written its last shard."""
+    steady: float
+    """The images per second of all but the first eighth of the results and the last one: threads
+    have prepared some images before the first result, and none are left to prepare at the end."""
+    listing: float = 0.0
+    """The seconds in which a job lists its files, before the encoder is loaded."""
+
+    @property
+    def seconds(self) -> float:
+        """All seconds but those of the listing."""
+        return self.start + self.between + self.end
+
+
+def noted(results: Iterable[Result], came: list[float]) -> Iterator[Result]:
+    """Yield results, and note when each of them came."""
+    for result in results:
+        came.append(time.perf_counter())
+        yield result
+
+
+def times_of(began: float, came: Sequence[float], listing: float = 0.0) -> Times:
+    """Return the times of a stream that ends now, from its beginning and when its results came."""
+    ended = time.perf_counter()
+    first, last = len(came) // 8, len(came) - 1 - len(came) // 8
+    steady = (last - first) / max(came[last] - came[first], 1e-9)
+    return Times(came[0] - began, came[-1] - came[0], ended - came[-1], steady, listing)
+
+
+def time_stream(results: Iterable[object]) -> Times:
+    """Return the times of a stream that nobody has begun."""
+    began, came = time.perf_counter(), list[float]()
+    for _ in noted(results, came):
+        pass
+    return times_of(began, came)
+
+
 def time_jobs(
     checkpoint: Path,
     photos: Path,
@@ -247,8 +301,10 @@ def time_jobs(
     options: argparse.Namespace,
     written: Sequence[str] = ("--pool", "mean"),
     first: Sequence[Path] = (),
-) -> list[float]:
-    """Return the seconds in which ``vitgraph embed`` writes the shards of a folder, per repeat.
+) -> list[Times]:
+    """Return the times in which ``vitgraph embed`` writes the shards of a folder, of each job.
+
+    There is one more job than there are repeats: the first one, which nothing came before.
 
     Args:
         checkpoint: the folder of the tower.
@@ -256,63 +312,105 @@ def time_jobs(
         out: the folder to which the folders of the jobs are written.
         options: the options of the benchmark.
         written: the arguments that say what the jobs write.
-        first: images that the encoder of each job embeds before its time begins; without any, a job
-            that does not count comes first.
+        first: images that the encoder of each job embeds before its time begins; with them, there
+            are as many jobs as repeats.
     """
     from vitgraph.cli import main as vitgraph
-    from vitgraph.embedding.job import Job
+    from vitgraph.embedding import job as jobs
+    from vitgraph.embedding import manifest
 
-    write = Job.write_missing_shards
-    seconds: list[float] = []
+    write, write_list = jobs.Job.write_missing_shards, manifest.write_list
+    listings: list[float] = []
+    times: list[Times] = []
 
-    def timed(job: Job, encoder: Any) -> Any:
+    def listed(*given: Any) -> Any:
+        began = time.perf_counter()
+        result = write_list(*given)
+        listings.append(time.perf_counter() - began)
+        return result
+
+    def timed(job: Any, encoder: Any) -> None:
         settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
         for _ in encoder.embed_many(first, progress=False, **settings) if first else ():
             pass
         synchronize()
-        began = time.perf_counter()
-        result = write(job, encoder)
-        seconds.append(time.perf_counter() - began)
-        return result
+        began, came = time.perf_counter(), list[float]()
+        with patch.object(jobs, "stream_items", lambda *given: noted(stream_items(*given), came)):
+            write(job, encoder)
+        times.append(times_of(began, came, listings[-1]))
 
     command = ["--no-progress", "--batch-tokens", str(options.batch_tokens)]
     command += ["--workers", str(options.workers), *written]
-    Job.write_missing_shards = timed  # type: ignore[method-assign,assignment]
-    try:
-        with contextlib.redirect_stdout(None):
-            for number in range(options.repeats + (not first)):
-                folder = str(out / f"out{number}")
-                code = vitgraph(["embed", str(checkpoint), str(photos), "--out", folder, *command])
-                assert code == 0
-    finally:
-        Job.write_missing_shards = write  # type: ignore[method-assign]
-    return seconds[-options.repeats :]
+    with (
+        patch.object(jobs.Job, "write_missing_shards", timed),
+        patch.object(manifest, "write_list", listed),
+        contextlib.redirect_stdout(None),
+    ):
+        for number in range(options.repeats + (not first)):
+            folder = str(out / f"out{number}")
+            code = vitgraph(["embed", str(checkpoint), str(photos), "--out", folder, *command])
+            assert code == 0
+    return times
 
 
 def measure_job(setup: Setup) -> dict[str, Any]:
-    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``."""
+    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``.
+
+    Both go over a folder that takes ``embed_many`` :data:`JOB_LENGTH` times ``--seconds``.
+    """
     options = setup.options
     files = setup.files([MIXED[number % len(MIXED)] for number in range(options.items)])
+    settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
+
+    def stream(paths: Sequence[Path]) -> Times:
+        return time_stream(setup.graphed.embed_many(paths, progress=False, **settings))
+
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, photos = Path(folder) / "tower", Path(folder) / "photos"
         build_reference(setup).save_pretrained(checkpoint)
         photos.mkdir()
-        for number, data in enumerate(files):
-            (photos / f"{number:05d}.jpg").write_bytes(data)
-        paths = sorted(photos.iterdir())
-        settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
-        seconds = time_jobs(checkpoint, photos, Path(folder), options)
+        paths = [photos / f"{number:06d}.jpg" for number in range(len(files))]
+        for path, data in zip(paths, files, strict=True):
+            path.write_bytes(data)
+        stream(paths)
+        passes = max(math.ceil(JOB_LENGTH * options.seconds / stream(paths).seconds), 1)
+        for number in range(len(files), len(files) * passes):
+            paths.append(photos / f"{number:06d}.jpg")
+            os.link(paths[number - len(files)], paths[-1])
+        found = {"embed_many": [stream(paths) for _ in range(options.repeats)]}
+        first, *found[JOB] = time_jobs(checkpoint, photos, Path(folder), options)
+    return {
+        **compare_times(len(paths), found),
+        "seconds of the first job": rounded(first._asdict()),
+        "goal": GOALS["job"]["all"][0],
+    }
 
-        def stream(part: Sequence[Path]) -> None:
-            for _ in setup.graphed.embed_many(part, progress=False, **settings):
-                pass
 
-        found = rates({"embed_many": stream}, [paths], options.repeats)
-    found["vitgraph embed"] = [len(files) / one for one in seconds]
-    result = {"items": len(files), **images_per_second(found)}
-    rate = result["images per second"]
-    ratio = round(rate["vitgraph embed"] / rate["embed_many"], 3)
-    return {**result, "ratio": ratio, "goal": GOALS["job"]["all"][0]}
+def compare_times(items: int, found: Mapping[str, Sequence[Times]]) -> dict[str, Any]:
+    """Return the images per second of streams and jobs with and without their start and end.
+
+    ``ratio`` is that of ``vitgraph embed`` to ``embed_many``, where both were measured.
+    """
+    whole = {name: [items / one.seconds for one in times] for name, times in found.items()}
+    inner = {name: [one.steady for one in times] for name, times in found.items()}
+    rate, steady = (images_per_second(part)["images per second"] for part in (whole, inner))
+    result: dict[str, Any] = {"items": items, **images_per_second(whole)}
+    result[STEADY] = steady
+    for part in ("start", "end", "listing"):
+        medians_of = {
+            name: statistics.median(getattr(one, part) for one in times)
+            for name, times in found.items()
+        }
+        result[f"seconds, {part}"] = rounded(medians_of)
+    if "embed_many" in found:
+        for label, rates_of in (("ratio", rate), ("steady ratio", steady)):
+            result[label] = round(rates_of[JOB] / rates_of["embed_many"], 3)
+    return result
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds with three digits after the point."""
+    return {name: round(value, 3) for name, value in seconds.items()}
 
 
 def measure_peers(setup: Setup) -> dict[str, Any]:

@@ -32,7 +32,10 @@ def test_every_part_adds_its_rows_to_the_result_file(
     for tower in TOWERS:
         assert result["stream"][tower]["memory over replays"] > 0
         assert result["stream"][tower]["files over the slower, cpu"] > 0
-        assert result["job"][tower]["ratio"] > 0
+        job = result["job"][tower]
+        assert min(job["ratio"], job["steady ratio"]) > 0
+        assert set(job["steady images per second"]) == {"embed_many", "vitgraph embed"}
+        assert min(job[f"seconds, {part}"]["vitgraph embed"] for part in ("start", "end")) > 0
     peers = result["peers"]["Qwen3.5-0.8B"]["images per second"]
     assert {"embed_many, cpu", "transformers, processor on cpu"} <= set(peers)
     assert result["memory"]["Qwen3.5-0.8B"]
