@@ -25,6 +25,11 @@ def make_streams_safe() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def is_terminal() -> bool:
+    """Return whether stderr is a terminal, on which progress bars can be shown."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def show_warning(
     message: Warning | str,
     category: type[Warning],

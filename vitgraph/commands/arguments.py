@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict
 
 from ..embedding.sources.suffixes import is_clip
+from ..terminal import is_terminal
 
 if TYPE_CHECKING:
     from encoders.contract import Precision
@@ -369,6 +370,11 @@ class SourceKeywords(HubKeywords, total=False):
 def read_source(options: argparse.Namespace) -> SourceKeywords:
     """Return the options that :func:`add_source` added, as keywords of ``load_encoder``."""
     return {**read_hub(options), "family": options.family}
+
+
+def shows_bars(options: argparse.Namespace) -> bool:
+    """Return whether to show progress bars: on a terminal, unless ``--no-progress`` was given."""
+    return not options.no_progress and is_terminal()
 
 
 def read_hub(options: argparse.Namespace) -> HubKeywords:

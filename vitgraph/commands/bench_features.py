@@ -26,6 +26,7 @@ from .arguments import (
     read_blocks,
     read_hub,
     read_source,
+    shows_bars,
 )
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _measure(
 
     reader = ImageReader(SourceOptions())
     limits = Limits(*(vars(options)[name] for name in SIZES))
-    bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
+    bars = shows_bars(options)
     with enough_memory(repo, "give another --device or fewer --blocks"):
         encoder = load_encoder(
             repo,

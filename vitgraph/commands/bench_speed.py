@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, TypedDict
 
-from ..terminal import counted, format_table
+from ..terminal import counted, format_table, is_terminal
 from ..timing import Times, milliseconds, random_pixels, spread
 from .arguments import check_checkpoint, check_names, check_source, read_source
 
@@ -214,7 +213,7 @@ def measure_kernels(encoder: VisionEncoder, kernels: Kernels, gpu: bool, runs: i
     fast, graphed = encoder.accelerated(kernels), None
     if gpu:
         graphed = GraphedEncoder(encoder, kernels=kernels)
-        graphed.capture(progress=sys.stderr.isatty())
+        graphed.capture(progress=is_terminal())
     sizes = WORKLOADS if gpu else WORKLOADS_WITHOUT_GPU
     rows = [measure_size(encoder, fast, graphed, size, runs) for size in sizes]
     graphs = None if graphed is None else describe(graphed.stats())

@@ -7,7 +7,6 @@ answered at once.
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +24,7 @@ from .arguments import (
     add_source,
     check_source,
     read_source,
+    shows_bars,
 )
 from .graph_options import GraphOptions, read_graph_options
 
@@ -151,8 +151,10 @@ def encode(options: argparse.Namespace) -> None:
     settings = ResultSettings(options.pool, options.normalize, options.max_tokens_per_call)
     encoder = _load(options)
     encoder.item_encoder().check(settings)
-    graphed = graph_encoder(encoder, graphs, options.precision) if graphs else None
-    if graphed is None and options.precision == "fp8":
+    graphed = None
+    if graphs:
+        graphed = graph_encoder(encoder, graphs, options.precision, shows_bars(options))
+    elif options.precision == "fp8":
         encoder = encoder.accelerated(precision="fp8")
     media = open_media(options.images, options.video)
     stream = _stream_options(options, graphs)
@@ -196,9 +198,9 @@ def _stream_options(options: argparse.Namespace, graphs: GraphOptions | None) ->
     from encoders.streams import StreamOptions
 
     batch_tokens = None if graphs is not None and graphs.items > 1 else 1
-    shows_progress = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
     total = len(options.images) + len(options.video)
-    return StreamOptions(batch_tokens, progress=shows_progress, total=total, decode=options.decode)
+    progress = shows_bars(options)
+    return StreamOptions(batch_tokens, progress=progress, total=total, decode=options.decode)
 
 
 def _writing(

@@ -21,7 +21,9 @@ They are few and small because there, too, preparing a budget costs one run of t
 """
 
 
-def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision) -> GraphedEncoder:
+def graph_encoder(
+    encoder: Encoder, options: GraphOptions, precision: Precision, progress: bool = False
+) -> GraphedEncoder:
     """Capture the CUDA graphs of an encoder, and print warnings about the capture to stderr.
 
     Without CUDA the backend "static" is used, which pads and packs inputs in the same way but runs
@@ -31,6 +33,7 @@ def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision)
         encoder: the encoder, on the device to run on.
         options: the modality, the token budgets and the batch size to capture for.
         precision: "bf16", or "fp8" for matrix products in e4m3.
+        progress: whether to show a bar while graphs are captured.
 
     Raises:
         ValueError: token budgets that the encoder cannot take, or too little memory for any graph.
@@ -62,15 +65,15 @@ def graph_encoder(encoder: Encoder, options: GraphOptions, precision: Precision)
             max_graphs=TRIAL_GRAPHS if trial else MAX_GRAPHS,
             precision=precision,
         )
-        _capture(graphed)
+        _capture(graphed, progress)
     for warning in caught:
         _note(str(warning.message))
     return graphed
 
 
-def _capture(graphed: GraphedEncoder) -> None:
+def _capture(graphed: GraphedEncoder, progress: bool) -> None:
     try:
-        graphed.capture(progress=sys.stderr.isatty())
+        graphed.capture(progress=progress)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             "the device ran out of memory before anything was captured: give smaller --budgets, "

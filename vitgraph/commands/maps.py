@@ -7,7 +7,6 @@ answered at once.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..terminal import printable, readable
@@ -21,6 +20,7 @@ from .arguments import (
     check_source,
     read_blocks,
     read_source,
+    shows_bars,
 )
 
 
@@ -91,7 +91,7 @@ def maps(options: argparse.Namespace) -> None:
             max_pixels=options.max_pixels,
             max_tiles=options.max_tiles,
             max_soft_tokens=options.max_soft_tokens,
-            progress=not options.no_progress and sys.stderr is not None and sys.stderr.isatty(),
+            progress=shows_bars(options),
         )
     size = readable(options.html.stat().st_size)
     print(f"wrote {printable(str(options.html))}, {size}")

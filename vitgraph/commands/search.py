@@ -7,12 +7,11 @@ about arguments are printed without the seconds that these imports take.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ..terminal import counted, format_table, printable
-from .arguments import DEVICE_HELP, add_download, add_sampling, is_video
+from .arguments import DEVICE_HELP, add_download, add_sampling, is_video, shows_bars
 from .search_checks import check_search, is_text
 from .search_report import print_facts, reader_of
 
@@ -80,7 +79,7 @@ def search(options: argparse.Namespace) -> None:
     check_search(options)
     from ..search.vectors import Vectors
 
-    bars = not options.no_progress and sys.stderr is not None and sys.stderr.isatty()
+    bars = shows_bars(options)
     vectors = Vectors(options.vectors, bars)
     if not vectors.manifest.items:
         raise ValueError(f"{options.vectors}: holds no vectors")

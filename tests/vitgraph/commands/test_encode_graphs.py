@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from encoders.contract import EncoderOutput
+from graphwrap import GraphedEncoder
 from graphwrap.budgets import Batch
 from tests.support.commands.command_line import Cli, refusal
 from vitgraph.commands.encode_graphs import graph_encoder, summary
@@ -102,6 +103,28 @@ def test_without_cuda_the_trial_is_said_to_be_one(
     code, out, err = cli("encode", *arguments)
     assert (code, err) == (0, "")
     assert "graphs:" not in out
+
+
+def test_no_progress_hides_the_bar_of_the_capture(
+    cli: Cli,
+    checkpoints: dict[str, Path],
+    media: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = list[bool]()
+    capture = GraphedEncoder.capture
+
+    def recorded(graphed: GraphedEncoder, progress: bool) -> GraphedEncoder:
+        shown.append(progress)
+        return capture(graphed, progress=False)
+
+    monkeypatch.setattr(GraphedEncoder, "capture", recorded)
+    monkeypatch.setattr("vitgraph.commands.arguments.is_terminal", lambda: True)
+    for options in ([], ["--no-progress"]):
+        given = ["--graph", "--budgets", "64", "--out", tmp_path / "f.safetensors", *options]
+        assert cli("encode", checkpoints["qwen3_vl"], media / "a.png", *given).code == 0
+    assert shown == [True, False]
 
 
 def test_budgets_are_captured_as_given_and_rounding_is_said(
