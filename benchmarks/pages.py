@@ -24,6 +24,7 @@ from benchmarks import (
     first_token,
     fp8,
     image_towers,
+    starts,
 )
 from benchmarks.engines.table import drawn
 from benchmarks.engines.table import speed as engine_times
@@ -130,6 +131,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "padding of other lists": lambda: budget_waste.table_of_lists(results("budget_waste")),
     "first load": lambda: fetch.table(results("fetch")),
     "streams": lambda: encode_many.sentence(results("encode_many_h200")),
+    "starts": lambda: starts.table(results("starts_h100")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
     "large image towers": lambda: image_towers.table(results("image_towers_h200")),

@@ -43,6 +43,7 @@ import torch
 from PIL import Image
 
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 from encoders import Encoder
 from graphwrap import GraphedEncoder
 from weights import FAMILIES, build_config
@@ -152,6 +153,24 @@ def in_own_process(tower: str, stage: str, folder: Path) -> dict[str, Any]:
         command, env=environment(folder, stage), stdout=subprocess.PIPE, text=True, check=True
     )
     return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the seconds of each tower and host by stage, as a table in Markdown."""
+    seconds = {(r["tower"], r["host"], r["stage"]): r["seconds"] for r in results["starts"]}
+    header = (
+        "tower",
+        "host",
+        "first on a machine",
+        "kernels cached",
+        "times kept, too",
+        "first call",
+    )
+    rows = []
+    for tower, host in dict.fromkeys(key[:2] for key in seconds):
+        cells = [seconds.get((tower, host, stage)) for stage in STAGES]
+        rows.append((tower, host, *("-" if cell is None else f"{cell:.1f} s" for cell in cells)))
+    return f"{results['about']['gpu']}, without flash-attn-4:\n\n{markdown(header, rows)}"
 
 
 def main(
