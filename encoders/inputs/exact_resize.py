@@ -195,6 +195,8 @@ def resize_many(
         image if it has that size.
     """
     shapes = [tuple(image.shape) for image in images]
+    if all(shape[-3:-1] == size for shape, size in zip(shapes, sizes, strict=True)):
+        return [image.contiguous() for image in images]
     return resize_flat([image.contiguous() for image in images], shapes, sizes, mode, library)
 
 
