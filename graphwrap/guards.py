@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
@@ -30,6 +31,7 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 OnOverflow: TypeAlias = Literal["eager", "raise"]
 """Whether an item larger than every budget runs eagerly or raises an error."""
 OVERFLOWS: tuple[OnOverflow, ...] = get_args(OnOverflow)
+_REQUIRES_GRAD = attrgetter("requires_grad")
 AS_IT_IS = nullcontext()
 """A context that changes nothing, which :func:`settle_modes` returns if no mode has to change."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
@@ -178,7 +180,7 @@ class WeightGuard:
         if not torch.is_grad_enabled():
             return
         of_pixels = pixel_values.requires_grad
-        if of_pixels or any(parameter.requires_grad for parameter in self._parameters):
+        if of_pixels or any(map(_REQUIRES_GRAD, self._parameters)):
             subject = "pixel_values" if of_pixels else "encoder parameters"
             raise ValueError(
                 f"{subject} require grad and grad mode is on, but a graph records no gradients: "
