@@ -3,8 +3,8 @@
 The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
 resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then
 normalised in float32 with the rescale by 1/255 folded into mean and std. Neither library is needed.
-On a GPU the same integers are computed (``exact_resize``), and normalised values are looked up in a
-table that the CPU computes.
+On a GPU the same integers are computed (``exact_resize``), and the same float32: a difference and a
+quotient are rounded in one way only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STRIP = 1 << 18
 _TOGETHER = 1 << 28
 """Bytes of images that are resized at a time."""
 _DEVICE_STRIP = 1 << 24
-"""Numbers that are looked up, or normalised, at a time on a GPU: 64 MiB, whatever the batch."""
+"""Numbers that are looked up at a time on a GPU: 64 MiB, whatever the batch."""
 
 
 class StagedPath(NamedTuple):
@@ -495,19 +495,33 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
     Returns:
         float32, shaped as ``pixels``, contiguous.
     """
-    shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
-    if pixels.device != CPU and pixels.dtype == torch.uint8:
-        levels = _levels(mean, std, pixels.device, _cuda_stream(pixels.device))
-        return look_up(pixels, levels, axis)
     out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
-    mean_std = torch.stack(fold_mean_std(mean, std))
-    if pixels.is_cuda:  # a copy from pageable memory would wait for all work queued on the GPU
-        mean_std = mean_std.pin_memory()
-    low, scale = mean_std.to(pixels.device, non_blocking=True).view(2, *shape)
-    strip = _STRIP if pixels.device == CPU else _DEVICE_STRIP
-    for source, target in _strips(pixels, out, strip):
+    shape = tuple([3 if n == axis else 1 for n in range(pixels.ndim)])
+    low, scale = _mean_std(mean, std, shape, pixels.device, _cuda_stream(pixels.device))
+    if pixels.device != CPU:  # in two launches: Python waits for each
+        return torch.sub(pixels, low, out=out).div_(scale)
+    for source, target in _strips(pixels, out, _STRIP):
         target.copy_(source).sub_(low).div_(scale)
     return out
+
+
+@lru_cache(maxsize=64)
+def _mean_std(
+    mean: PerChannel,
+    std: PerChannel,
+    shape: tuple[int, ...],
+    device: torch.device,
+    cuda_stream: int,
+) -> tuple[Tensor, Tensor]:
+    """Return mean and std on the scale 0 to 255, float32 of this shape, on a device.
+
+    A CUDA stream has tensors of its own, which it has copied before it reads them.
+    """
+    mean_std = torch.stack(fold_mean_std(mean, std)).view(2, *shape)
+    if device.type == "cuda":  # a copy from pageable memory would wait for all work on the GPU
+        mean_std = mean_std.pin_memory()
+    mean_std = mean_std.to(device, non_blocking=True)
+    return mean_std[0], mean_std[1]
 
 
 def look_up(pixels: Tensor, levels: Tensor, axis: int) -> Tensor:
@@ -533,20 +547,6 @@ def _strips(pixels: Tensor, out: Tensor, size: int) -> Iterator[tuple[Tensor, Te
     """Yield a few rows of both tensors at a time: ``size`` numbers, or one row if it has more."""
     rows = max(size // max(pixels[:1].numel(), 1), 1)
     return zip(pixels.split(rows), out.split(rows), strict=True)
-
-
-@lru_cache(maxsize=64)
-def _levels(mean: PerChannel, std: PerChannel, device: torch.device, cuda_stream: int) -> Tensor:
-    """Return the normalised values of all levels, float32 [3, 256].
-
-    The CPU computes them, so a device that reads them has the CPU's values. A CUDA stream has a
-    table of its own, which it has copied before it reads it.
-    """
-    every = torch.arange(256, dtype=torch.uint8, device=CPU)[None].expand(3, -1)
-    levels = normalize(every, mean, std, 0)
-    if device.type == "cuda":
-        levels = levels.pin_memory()
-    return levels.to(device, non_blocking=True)
 
 
 def _cuda_stream(device: torch.device) -> int:

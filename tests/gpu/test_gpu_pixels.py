@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -94,6 +95,12 @@ def test_normalised_levels_have_the_bits_of_the_cpu() -> None:
     assert torch.equal(last.cpu(), wanted.mT)
     mean, std = fold_mean_std(CLIP_MEAN, CLIP_STD)
     assert torch.equal(wanted[0], (levels[0].float() - mean[:, None]) / std[:, None])
+    dice = random.Random(0)
+    for _ in range(100):
+        mean_std = [(dice.random(), dice.random(), dice.random() + 0.01) for _ in range(2)]
+        assert torch.equal(
+            normalize(levels.cuda(), *mean_std).cpu(), normalize(levels, *mean_std)
+        ), mean_std
 
 
 def check_equal(name: str, made: VisionInputs, wanted: VisionInputs) -> None:
