@@ -165,14 +165,15 @@ def on_cpu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sentence(body: Mapping[str, Any]) -> str:
-    """Return the differences of nvImageCodec's pixels and features as part of a sentence."""
+    """Return how far nvImageCodec's pixels, and features made of them, are from PIL's."""
     relative = body["relative L2 of features"]
     return (
-        f"on {body['photographs']} photographs (one {body['machine']['gpu']}, {body['tower']} with "
-        f"random weights in float32) by at most {body['largest difference in levels']} of 255 "
-        f"levels and by {body['mean difference in levels']:.2f} on average, and features by a "
-        f"relative L2 difference of at most {100 * relative['largest']:.2g} % (median "
-        f"{100 * relative['median']:.2g} %)"
+        f"The pixels of {body['photographs']} photographs differ by at most "
+        f"{body['largest difference in levels']} of 255 levels and by "
+        f"{body['mean difference in levels']:.5f} on average, and their features by a relative L2 "
+        f"difference of at most {100 * relative['largest']:.2g} %, with a median of "
+        f"{100 * relative['median']:.2g} % ({body['machine']['gpu']}, {body['tower']} with random "
+        "weights in float32)."
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import (
     budget_waste,
+    decoders,
     encode_many,
     family_speed,
     fetch,
@@ -132,6 +133,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "first load": lambda: fetch.table(results("fetch")),
     "streams": lambda: encode_many.sentence(results("encode_many_h200")),
     "starts": lambda: starts.table(results("starts_h100")),
+    "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
     "large image towers": lambda: image_towers.table(results("image_towers_h200")),
