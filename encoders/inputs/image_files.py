@@ -12,16 +12,29 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
+import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
-from .jpeg_files import decode_jpeg, jpeg_of
+from .jpeg_files import decode_in_turn, decode_jpeg, is_fast, jpeg_of
 from .jpeg_headers import TURNS, UPRIGHT, JpegHeader, read_header
+
+if TYPE_CHECKING:
+    from ..data import Array
 
 Decoded = TypeVar("Decoded")
 
@@ -117,6 +130,61 @@ def decode_image(source: FileLike) -> Image.Image | Tensor:
     header = None if data is None else read_header(data)
     pixels = None if data is None or header is None else decode_jpeg(data, header)
     return read_image_file(source, _load_fast) if pixels is None else pixels
+
+
+class JpegRun(NamedTuple):
+    """JPEG files that were decoded one after the other into one tensor."""
+
+    pixels: Tensor
+    """The bytes of all images, uint8 [bytes]."""
+    images: Sequence[Array | None]
+    """The pixels of each image in it, [H, W, 3]; None for what PIL is to decode."""
+
+    def has_just(self, rows: Sequence[object]) -> bool:
+        """Return whether ``rows`` are the images of the run, all of them, in order."""
+        both = zip(rows, self.images, strict=False)
+        return 0 < len(rows) == len(self.images) and all(one is image for one, image in both)
+
+
+NO_RUN = JpegRun(torch.empty(0, dtype=torch.uint8, device="cpu"), ())
+"""No files."""
+
+
+def is_jpeg(item: object) -> bool:
+    """Return whether an item is the path or the bytes of a file that looks like JPEG."""
+    if isinstance(item, bytes):
+        return item.startswith(_JPEG)
+    return isinstance(item, str | Path) and str(item).lower().endswith((".jpg", ".jpeg"))
+
+
+def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
+    """Decode the paths and bytes of JPEG files among items, all in this thread.
+
+    Files that must be turned, that PIL decodes, or that have errors stay as they are.
+
+    Args:
+        items: anything.
+
+    Returns:
+        The items, with an array [H, W, 3] for each file that was decoded, and the run of these.
+    """
+    numbers, files = list[int](), list[tuple[bytes, JpegHeader]]()
+    for number, item in enumerate(items if is_fast() else ()):
+        data = jpeg_bytes(item) if isinstance(item, str | bytes | Path) and is_jpeg(item) else None
+        header = None if data is None else read_header(data)
+        if data is not None and header is not None and header.turn == UPRIGHT:
+            numbers.append(number)
+            files.append((data, header))
+    if not files:
+        return items, NO_RUN
+    try:
+        run = JpegRun(*decode_in_turn(files))
+    except (MemoryError, RuntimeError):  # one by one, they may find the memory
+        return items, NO_RUN
+    decoded = list(items)
+    for number, image in zip(numbers, run.images, strict=True):
+        decoded[number] = items[number] if image is None else image
+    return decoded, run
 
 
 def jpeg_bytes(source: FileLike) -> bytes | None:

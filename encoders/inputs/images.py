@@ -208,20 +208,25 @@ def to_resize(image: Tensor, device: torch.device) -> Tensor:
     return stack_frames([image], device)[0].permute(2, 0, 1)
 
 
-def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) -> Tensor:
+def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) -> list[Tensor]:
     """Return the bytes of decoded images where a GPU copies them asynchronously.
 
     Their memory then does not change with an array of the caller.
 
     Args:
-        images: uint8 [H, W, 3] each, tensors or arrays on the CPU, or one that a GPU has decoded.
+        images: uint8 [H, W, 3] each, tensors or arrays on the CPU, or all decoded by a GPU.
         device: the device on which the images are to lie in the end.
+
+    Returns:
+        Flat tensors of one image, or of several after each other.
     """
-    rows = images[0]
-    if len(images) == 1 and isinstance(rows, Tensor):
-        is_pinned = rows.is_contiguous() and (device.type != "cuda" or rows.is_pinned())
-        if rows.is_cuda or is_pinned:
-            return rows.reshape(-1)
+    tensors = [image for image in images if isinstance(image, Tensor)]
+    if len(tensors) == len(images) and all(image.is_cuda for image in tensors):
+        return [image.reshape(-1) for image in tensors]
+    if len(images) == len(tensors) == 1:
+        (rows,) = tensors
+        if rows.is_contiguous() and (device.type != "cuda" or rows.is_pinned()):
+            return [rows.view(-1)]
     arrays = [image.numpy() if isinstance(image, Tensor) else image for image in images]
     size = sum(array.size for array in arrays)
     out = torch.empty(size, dtype=torch.uint8, device=CPU, pin_memory=device.type == "cuda")
@@ -230,7 +235,7 @@ def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) ->
         stop = start + array.size
         np.copyto(copies[start:stop].reshape(array.shape), array)
         start = stop
-    return out
+    return [out]
 
 
 def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -> Tensor:
@@ -302,13 +307,13 @@ def stage_planned(
             sizes, mode = [(plan.height, plan.width) for plan in plans], plans[0].mode
             made = resize_flat(sent, shapes, sizes, mode, library_of(mode))
         else:
-            made = _resize_floats(_split(sent, planned), planned)
+            made = _resize_floats(split_planned(sent, planned), planned)
         made = [
             pixels if plan.keeps_all else _place(pixels[0], plan)[None].contiguous()
             for pixels, plan in zip(made, plans, strict=True)
         ]
     else:
-        parts = _split([one.cpu() for one in images], planned)
+        parts = split_planned([one.cpu() for one in images], planned)
         rows = [x.view(shape[1:]) for x, shape in zip(parts, shapes, strict=True)]
         if source is not None:
             rows = [source(x.permute(2, 0, 1)).permute(1, 2, 0) for x in rows]
@@ -341,8 +346,13 @@ def _send(images: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     ]
 
 
-def _split(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> list[Tensor]:
-    """Return the bytes of each image, of tensors with one or several of them."""
+def split_planned(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> list[Tensor]:
+    """Return the bytes of each image, of tensors with one or several of them.
+
+    Args:
+        images: flat uint8 tensors of one image, or of several after each other.
+        planned: how each image is resized, which says its size.
+    """
     sizes = iter([one.nbytes for one in planned])
     parts: list[Tensor] = []
     for pixels in images:

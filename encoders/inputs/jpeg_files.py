@@ -8,7 +8,7 @@ are then the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -48,34 +48,56 @@ def decode_jpeg(data: bytes, header: JpegHeader) -> Tensor | None:
     Returns:
         uint8 [H, W, 3], upright; None if PIL is to decode the file.
     """
-    if not _is_fast():
+    if not is_fast():
         return None
-    import simplejpeg
-
     height, width, (swapped, flipped) = header
     is_upright = not swapped and not flipped
-    # The array has the size that was checked, so a second header cannot claim a larger one.
-    pixels = _empty(height, width, _PINS.get() and is_upright)
+    pixels = _empty(height, width, 3, pinned=_PINS.get() and is_upright)
     rows: Array = pixels.numpy()
-    try:
-        decoded = simplejpeg.decode_jpeg(data, "RGB", buffer=rows)
-    except ValueError:  # for what libjpeg only warns of, too: PIL knows what is tolerable
-        return None
-    if decoded.shape != rows.shape:
+    if not _decode_into(data, rows):
         return None
     if is_upright:
         return pixels
     rows = np.flip(rows.swapaxes(0, 1) if swapped else rows, flipped)
-    height, width = rows.shape[:2]
-    upright = _empty(height, width, _PINS.get())
+    upright = _empty(*rows.shape, pinned=_PINS.get())
     np.copyto(upright.numpy(), rows)  # by NumPy: see ``stack_frames``
     return upright
 
 
-def _empty(height: int, width: int, pinned: bool) -> Tensor:
+def decode_in_turn(files: Sequence[tuple[bytes, JpegHeader]]) -> tuple[Tensor, list[Array | None]]:
+    """Decode upright JPEG files of mode RGB or L into one tensor, one after the other.
+
+    Args:
+        files: the bytes and the header of each. simplejpeg is installed: :func:`is_fast`.
+
+    Returns:
+        The tensor, flat, and the pixels [H, W, 3] in it of each file; None if PIL is to decode it.
+    """
+    sizes = [header.height * header.width * 3 for _, header in files]
+    pixels = _empty(sum(sizes), pinned=_PINS.get())
+    made: list[Array | None] = []
+    parts = np.split(pixels.numpy(), np.cumsum(sizes)[:-1])
+    for (data, header), part in zip(files, parts, strict=True):
+        rows = part.reshape(header.height, header.width, 3)
+        made.append(rows if _decode_into(data, rows) else None)
+    return pixels, made
+
+
+def _decode_into(data: bytes, rows: Array) -> bool:
+    """Decode a file into an array of the size that its header says; False if PIL is to do it."""
+    import simplejpeg
+
+    try:
+        # The array has the size that was checked, so a second header cannot claim a larger one.
+        return bool(simplejpeg.decode_jpeg(data, "RGB", buffer=rows).shape == rows.shape)
+    except ValueError:  # for what libjpeg only warns of, too: PIL knows what is tolerable
+        return False
+
+
+def _empty(*shape: int, pinned: bool) -> Tensor:
     if pinned:
-        return torch.empty((height, width, 3), dtype=torch.uint8, device="cpu", pin_memory=True)
-    return torch.from_numpy(np.empty((height, width, 3), np.uint8))
+        return torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=True)
+    return torch.from_numpy(np.empty(shape, np.uint8))
 
 
 def jpeg_of(image: Image.Image) -> bytes | None:
@@ -92,7 +114,7 @@ def jpeg_of(image: Image.Image) -> bytes | None:
 
 
 @cache
-def _is_fast() -> bool:
+def is_fast() -> bool:
     """Return whether simplejpeg is installed, and PIL's decoder is that of libjpeg-turbo as well.
 
     Another libjpeg rounds in other ways, and the pixels are to be those of PIL.

@@ -16,9 +16,9 @@ _PATIENCE = 5.0
 the caller's iterator is left running."""
 
 
-_TURNS = 3
-"""The most turns of several items that threads have in hand at once. Such items are prepared in no
-time, and each further thread takes Python's lock from the consumer."""
+_TURNS, _SEVERAL = 4, 8
+"""The most turns of more than so many items that threads have in hand at once. Such items are
+prepared in no time, and each further thread takes Python's lock from the consumer."""
 
 
 class _Failure:
@@ -66,7 +66,7 @@ class Prefetch(Generic[Given, Prepared]):
         self._held_size = 0
         """The total size of the results that the consumer has not released yet."""
         self._taken_count = self._turns = 0
-        """The number of items that were taken, and of turns of several items now in hand."""
+        """The number of items that were taken, and of turns of many items now in hand."""
         self._prepared_count, self._prepared_size = 0, 0
         """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted_number = -1
@@ -184,7 +184,7 @@ class Prefetch(Generic[Given, Prepared]):
             with self._condition:
                 number = self._taken_count  # only a holder of ``_source`` changes it
                 self._taken_count += len(items) + len(failures)
-                self._turns += len(items) > 1
+                self._turns += len(items) > _SEVERAL
                 if is_over:
                     self._ended = True
                     self._put(number + len(items), failures)
@@ -199,7 +199,7 @@ class Prefetch(Generic[Given, Prepared]):
             self._held_size += size
             self._prepared_size += size
         self._prepared_count += len(results)
-        self._turns -= len(results) > 1
+        self._turns -= len(results) > _SEVERAL
         # The mean size of items may leave room now, and the consumer may wait for one of these.
         if wakes or (self._waits_for_room and self._room()):
             self._condition.notify_all()

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from operator import length_hint
 from typing import Literal, NamedTuple, TypeAlias, TypedDict, cast, get_args
 
@@ -31,12 +32,13 @@ from ..inputs.gpu_decoding import (
     check_decode,
     decoding,
 )
-from ..inputs.image_files import Readable
+from ..inputs.image_files import NO_RUN, JpegRun, Readable, decode_jpegs, is_jpeg
 from ..inputs.images import (
     PlannedImage,
     StagedItem,
     StagedPreprocessor,
     hold_to_resize,
+    split_planned,
     stage_planned,
 )
 from ..inputs.intake import (
@@ -80,12 +82,14 @@ _FAILED_TOKENS = 64
 
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_RESIZED_TOGETHER, _RESIZED_BYTES = 32, 1 << 25
-"""So many images, or so many bytes of images, are resized at once without waiting for more."""
+_TOGETHER, _BYTES = 32, 1 << 25
+"""So many images, or so many bytes of images, are resized at once without waiting for more, and so
+many arrays a thread takes at once. Fewer would make threads wait for each other more often."""
 _FILES = (str, os.PathLike, bytes, Readable)
 """The items of which a thread takes several at once for a GPU to decode."""
-_COPIED_TOGETHER, _COPIED_BYTES = 16, 1 << 23
-"""A thread takes so many arrays, or so many bytes of arrays, at once."""
+_DECODED_TOGETHER, _FEW_FILES = 8, 128
+"""A thread takes so many JPEG files at once for the CPU to decode, after the first ones: of a few
+files, each thread takes one."""
 
 
 class ItemResult(NamedTuple):
@@ -239,14 +243,18 @@ class _Planned(NamedTuple):
 
     items: Sequence[_StreamItem]
     planned: Sequence[PlannedImage]
-    pixels: Tensor
-    """The bytes of the images one after the other, as :func:`hold_to_resize` returns them."""
+    pixels: Sequence[Tensor]
+    """The bytes of the images, of one or of several after each other in a tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.pixels)
 
     def split(self) -> Iterator[_Planned]:
         """Yield each of the images alone."""
-        parts = self.pixels.split([one.nbytes for one in self.planned])
+        parts = split_planned(self.pixels, self.planned)
         for item, one, pixels in zip(self.items, self.planned, parts, strict=True):
-            yield _Planned([item], [one], pixels)
+            yield _Planned([item], [one], [pixels])
 
 
 class _Fetched(NamedTuple):
@@ -304,6 +312,8 @@ class _Stream:
         self.planned_count = self.planned_bytes = 0
         self.known: dict[tuple[int, ...], _Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
+        self.taken_count = self.resized_count = self.resized_bytes = 0
+        """The items that threads have taken, and the images that waited to be resized so far."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
         """Locks: of the images that wait, and of the thread that resizes them."""
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
@@ -339,11 +349,16 @@ class _Stream:
         Arrays are copied in no time, and a GPU decodes files fastest together.
         """
         _, item, _ = _unpaired(given)
+        self.taken_count += 1
         if self.decode == "gpu" and isinstance(item, _FILES):
             return 1 / MOST_FILES
-        if self.stager is None or not is_array(item):
+        if self.stager is None:
             return 1.0
-        return max(item.nbytes / _COPIED_BYTES, 1 / _COPIED_TOGETHER)
+        if is_array(item):
+            return max(item.nbytes / _BYTES, 1 / _TOGETHER)
+        if self.taken_count <= _FEW_FILES or not self.resized_count or not is_jpeg(item):
+            return 1.0
+        return max(self.resized_bytes / self.resized_count / _BYTES, 1 / _DECODED_TOGETHER)
 
     def _prepare(self, number: int, given: Sequence[object]) -> list[tuple[_StreamItem, int]]:
         """Decode and preprocess items in a worker thread.
@@ -351,34 +366,33 @@ class _Stream:
         ``number`` is that of the first one, and ``given`` are items or pairs (key, item). Returns
         the items with their inputs or errors, and their numbers of tokens.
         """
-        items, waiting, rows = list[_StreamItem](), list[_StreamItem](), list[Tensor | AnyArray]()
+        items = list[_StreamItem]()
+        waiting: dict[bool, list[tuple[_StreamItem, Tensor | AnyArray]]] = {True: [], False: []}
         with decoding(self.decode, self.item_encoder.device):
             unpaired = [_unpaired(one) for one in given]
-            decoded = self._decoded([plain for _, plain, _ in unpaired])
+            decoded, run = self._decoded([plain for _, plain, _ in unpaired])
             for (key, _, is_paired), plain in zip(unpaired, decoded, strict=True):
                 item = _StreamItem(number + len(items), key, is_paired)
                 items.append(item)
                 image = self._read(item, plain)
-                if isinstance(image, Tensor) and image.is_cuda:
-                    self._resize_later([item], [image])
-                elif image is not None:
-                    waiting.append(item)
-                    rows.append(image)
-        if waiting:
-            self._resize_later(waiting, rows)
+                if image is not None:
+                    waiting[isinstance(image, Tensor) and image.is_cuda].append((item, image))
+        for images in filter(None, waiting.values()):
+            self._resize_later(images, run)
         return [(item, item.tokens) for item in items]
 
-    def _decoded(self, given: Sequence[object]) -> Sequence[object]:
-        """Return items, with an image on the GPU for each JPEG file that was decoded there."""
+    def _decoded(self, given: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
+        """Return items, with its pixels for each JPEG file that was decoded with others."""
         if (decoder := active_decoder()) is None:
-            return given
+            together = self.resizes and len(given) > 1
+            return decode_jpegs(given) if together else (given, NO_RUN)
         numbers = [number for number, item in enumerate(given) if isinstance(item, _FILES)]
         with self.queue.staging():
             images = decoder.decode_files([given[number] for number in numbers])
         made = list(given)
         for number, image in zip(numbers, images, strict=True):
             made[number] = image
-        return made
+        return made, NO_RUN
 
     def _read(self, item: _StreamItem, given: object) -> Tensor | AnyArray | None:
         """Decode and preprocess an item, or return the pixels [H, W, 3] of one to be resized."""
@@ -466,12 +480,18 @@ class _Stream:
         return known
 
     def _resize_later(
-        self, items: Sequence[_StreamItem], rows: Sequence[Tensor | AnyArray]
+        self, images: Sequence[tuple[_StreamItem, Tensor | AnyArray]], run: JpegRun
     ) -> None:
-        """Keep images until enough of them wait to be resized at once."""
+        """Keep images, all on one device, until enough of them wait to be resized at once.
+
+        If they are the images of ``run``, they are not copied.
+        """
+        items, rows = [item for item, _ in images], [image for _, image in images]
         plans = [item.known.planned for item in items if item.known and item.known.planned]
+        device = self.item_encoder.device
         try:
-            waiting = _Planned(items, plans, hold_to_resize(rows, self.item_encoder.device))
+            pixels = [run.pixels] if run.has_just(rows) else hold_to_resize(rows, device)
+            waiting = _Planned(items, plans, pixels)
         except FAILURES as error:
             for item in items:
                 item.value = self._kept(error)
@@ -479,10 +499,10 @@ class _Stream:
         with self.turn:
             self.planned.append(waiting)
             self.planned_count += len(items)
-            self.planned_bytes += waiting.pixels.nbytes
-            is_enough = (
-                self.planned_bytes >= _RESIZED_BYTES or self.planned_count >= _RESIZED_TOGETHER
-            )
+            self.planned_bytes += waiting.nbytes
+            self.resized_count += len(items)
+            self.resized_bytes += waiting.nbytes
+            is_enough = self.planned_bytes >= _BYTES or self.planned_count >= _TOGETHER
         # If another thread is resizing, this one goes on: some later call will find the images.
         if is_enough and self.resizing.acquire(blocking=False):
             try:
@@ -496,14 +516,14 @@ class _Stream:
             self._resize_waiting()
 
     def _resize_waiting(self) -> None:
-        """Resize all images that wait at once, or ``_RESIZED_BYTES`` at a time."""
+        """Resize all images that wait at once, or ``_BYTES`` at a time."""
         with self.turn:
             planned, self.planned = self.planned, []
             self.planned_count = self.planned_bytes = 0
         start = size = 0
         for stop, images in enumerate(planned, 1):
-            size += images.pixels.nbytes
-            if size >= _RESIZED_BYTES or stop == len(planned):
+            size += images.nbytes
+            if size >= _BYTES or stop == len(planned):
                 with self.queue.staging():
                     self._resize(planned[start:stop])
                 start, size = stop, 0
@@ -523,7 +543,7 @@ class _Stream:
 
     def _stage_planned(self, planned: Sequence[_Planned]) -> None:
         plans = [plan for images in planned for plan in images.planned]
-        pixels = [images.pixels for images in planned]
+        pixels = [part for images in planned for part in images.pixels]
         staged = iter(stage_planned(pixels, plans, self.item_encoder.device))
         mark = self.queue.mark_staged()
         for images in planned:
@@ -564,8 +584,8 @@ class _Stream:
         """Return the items with results on the device, and whether those of each are finite."""
         embedded = [part for part in parts if isinstance(part, _Embedded)]
         if embedded:
-            flags = torch.cat([vectors.isfinite().all(1) for _, vectors in embedded])
-            return [item for part in embedded for item in part.items], flags
+            norms = [torch.linalg.vector_norm(vectors, inf, dim=1) for _, vectors in embedded]
+            return [item for part in embedded for item in part.items], torch.cat(norms) < inf
         encoded = [
             item
             for item in batch
@@ -698,10 +718,7 @@ def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tens
     """Return the arrays of items, or their vectors, each in its own memory."""
     if isinstance(part, _Fetched):
         return part.collected.results(part.host)
-    count, width = part.vectors.shape
-    vectors = [part.vectors.new_empty(width) for _ in range(count)]
-    torch.split_with_sizes_copy(part.vectors.flatten(), [width] * count, out=vectors)  # one kernel
-    return vectors
+    return torch._foreach_mul(part.vectors.unbind(), 1.0)  # one kernel, the same bits
 
 
 def _as_tensor(rows: Tensor | AnyArray) -> Tensor:

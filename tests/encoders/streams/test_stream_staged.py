@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,6 +159,52 @@ def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.Mo
     assert torch.equal(made[0], wanted[0])
     assert isinstance(made[1], ItemError)
     assert torch.equal(made[2], wanted[1])
+
+
+def jpeg(size: tuple[int, int], **options: Any) -> bytes:
+    """Return a photograph of this size as a JPEG file."""
+    file = io.BytesIO()
+    hopper().resize(size).save(file, "JPEG", quality=90, **options)
+    return file.getvalue()
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    files: list[Any] = []
+    for number, data in enumerate(
+        [
+            *[jpeg(size) for size in ((100, 90), (64, 64), (100, 90), (40, 70))],
+            jpeg((70, 40), exif=exif),
+            jpeg((64, 64))[:-100],
+            jpeg((90, 100)),
+            b"no image",
+            jpeg((64, 96), progressive=True),
+        ]
+        * 3
+    ):
+        files.append(tmp_path / f"{number}.jpg")
+        files[-1].write_bytes(data)
+    files[3], files[10] = files[3].read_bytes(), str(files[10])
+    files[15].unlink()
+    hopper().resize((64, 64)).save(tmp_path / "20.png")
+    files[20] = tmp_path / "20.png"
+    encoder = tower("qwen3_vl")
+    pairs = [(f"key {number}", file) for number, file in enumerate(files)]
+    found = encoder.embed_many(pairs, workers=workers, progress=False, on_error="keep")
+    for number, ((_, file), made) in enumerate(zip(pairs, found, strict=True)):
+        if isinstance(made, ItemError):
+            with pytest.raises(ValueError, match=f"^image 0: {re.escape(str(made.error))}$"):
+                encoder.embed([file], pool="mean")
+            continue
+        wanted = encoder.embed([file], pool="mean")[0]
+        assert made[0] == f"key {number}"
+        assert torch.allclose(made[1], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("staged")
