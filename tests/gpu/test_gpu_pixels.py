@@ -97,10 +97,9 @@ def test_normalised_levels_have_the_bits_of_the_cpu() -> None:
     assert torch.equal(wanted[0], (levels[0].float() - mean[:, None]) / std[:, None])
     dice = random.Random(0)
     for _ in range(100):
-        mean_std = [(dice.random(), dice.random(), dice.random() + 0.01) for _ in range(2)]
-        assert torch.equal(
-            normalize(levels.cuda(), *mean_std).cpu(), normalize(levels, *mean_std)
-        ), mean_std
+        drawn = [(dice.random(), dice.random(), dice.random() + 0.01) for _ in range(2)]
+        found = normalize(levels.cuda(), drawn[0], drawn[1])
+        assert torch.equal(found.cpu(), normalize(levels, drawn[0], drawn[1])), drawn
 
 
 def check_equal(name: str, made: VisionInputs, wanted: VisionInputs) -> None:
