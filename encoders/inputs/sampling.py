@@ -2,7 +2,7 @@
 
 Source: ``sample_frames`` of the Qwen2-VL, Qwen3-VL, InternVL, GLM-4.1V, GLM-4.6V, GLM-5,
 ERNIE-4.5-VL, Muse-Glimmer, SmolVLM, MiniCPM-V 4.6 and Molmo2 video processors, and
-``default_sample_indices_fn`` (the "uniform" rule), of transformers 5.23.0.
+``default_sample_indices_fn`` (the "uniform" rule, and Nemotron's), of transformers 5.23.0.
 
 Deliberate differences:
 
@@ -45,8 +45,11 @@ SamplingRule: TypeAlias = Literal[
     "smolvlm",
     "minicpm_v",
     "molmo2",
+    "nemotron",
 ]
 
+_FILLED = ("ernie", "nemotron")
+"""The rules that repeat the last frame of an odd clip even if all frames are taken."""
 _TICKS = 1000
 """Ticks per second at which a film of unevenly spaced frames is sampled: a rule chooses ticks, as
 frames of a film of this rate, and of each tick the frame is taken that is then shown."""
@@ -77,9 +80,9 @@ def sample_frames(
         num_frames: number of frames to sample. Without ``fps`` and ``num_frames``, all frames.
         source_fps: frames per second of the video, 24 if None; the GLM rules need it with ``fps``.
         min_frames, max_frames: smallest and largest number of frames with ``fps``.
-        temporal_patch_size: by the qwen2_vl, GLM and ernie rules the number of frames is a multiple
-            of it. The GLM and ernie rules repeat the last frame for that, ernie even without
-            ``fps`` and ``num_frames``.
+        temporal_patch_size: by the qwen2_vl, GLM, ernie and nemotron rules the number of frames is
+            a multiple of it. All but the first repeat the last frame for that, ernie and nemotron
+            even without ``fps`` and ``num_frames``.
         initial_shift: where the internvl rule starts: True is half a step, a number is an index.
         max_duration: seconds beyond which the glm4v and glm5_next rules sample fewer frames per
             second; 0: no bound.
@@ -87,15 +90,16 @@ def sample_frames(
             ``source_fps`` is their number over the duration. Read with ``fps``.
 
     Returns:
-        Indices in ascending order; the qwen3_vl rule may repeat some, the GLM rules the last one,
-        and every rule those that are shown for long where frames are not evenly spaced.
+        Indices in ascending order; the qwen3_vl rule may repeat some, the GLM, ernie and nemotron
+        rules the last one, and every rule those that are shown for long where frames are not evenly
+        spaced.
 
     Raises:
         ValueError: both ``fps`` and ``num_frames``, more frames than the video has (except by the
             qwen3_vl rule), no frame at all, or a rate that is not a positive number.
     """
     if fps is None and num_frames is None:
-        return _repeat_last(list(range(total)), temporal_patch_size if rule == "ernie" else 1)
+        return _repeat_last(list(range(total)), temporal_patch_size if rule in _FILLED else 1)
     if fps is not None and num_frames is not None:
         raise ValueError(f"fps={fps} and num_frames={num_frames}: give one of them")
     bounds = min_frames, max_frames, temporal_patch_size, initial_shift, max_duration
@@ -172,6 +176,10 @@ def _internvl(asked: _Request) -> list[int]:
 def _uniform(asked: _Request) -> list[int]:
     count = asked.count(int(asked.target) if asked.fps is None else max(int(asked.target), 1))
     return [frame * asked.total // count for frame in range(count)]
+
+
+def _nemotron(asked: _Request) -> list[int]:
+    return _repeat_last(_uniform(asked), asked.temporal_patch_size)
 
 
 def _ernie(asked: _Request) -> list[int]:
@@ -382,4 +390,5 @@ _RULES: Mapping[SamplingRule, Callable[[_Request], list[int]]] = {
     "smolvlm": _smolvlm,
     "minicpm_v": _minicpm_v,
     "molmo2": _molmo2,
+    "nemotron": _nemotron,
 }

@@ -130,9 +130,14 @@ class CRadioConfig:
         return 1
 
     @property
-    def patch_dim(self) -> int:
-        """The size of a row of ``pixel_values``: channels * height * width of a patch."""
+    def image_dim(self) -> int:
+        """The values of a patch of an image: channels * height * width."""
         return self.in_channels * self.patch_size**2
+
+    @property
+    def patch_dim(self) -> int:
+        """The size of a row of ``pixel_values``, which is a patch of an image."""
+        return self.image_dim
 
     @property
     def out_hidden_size(self) -> int:
@@ -209,7 +214,7 @@ class CRadioEncoder(RasterEncoder):
             shape = config.patch_size, config.in_channels
             self.patch_embed = FlatPatchEmbed(width, *shape, bias=config.patch_bias)
         else:
-            self.patch_embed = nn.Linear(config.patch_dim, width, bias=config.patch_bias)
+            self.patch_embed = nn.Linear(config.image_dim, width, bias=config.patch_bias)
         self.other_tokens: nn.Parameter | None = None
         if config.tokens_apart:
             self.other_tokens, first = nn.Parameter(torch.randn(first - 1, width)), 1
@@ -248,12 +253,17 @@ class CRadioEncoder(RasterEncoder):
         require_metadata(metadata, "pos_embed_index")
         taps, weight = metadata["pos_embed_index"], metadata["pos_embed_weight"]
         check_rows(pixels.shape[0], taps.shape[0], "but encoder_metadata is for")
+        patches = self._add_weighted_rows(self._project(pixels), self.pos_embed, taps, weight)
+        apart = () if self.other_tokens is None else (self.other_tokens,)
+        return self.pack(torch.cat((self.tokens, *apart)), patches, metadata)
+
+    def _project(self, pixels: Tensor) -> Tensor:
+        """Return patches [P, patch_dim] as rows [P, D], without positions."""
         if self.config.patch_weight == "channels_last":
             planes = pixels.unflatten(1, (self.config.in_channels, -1))
             pixels = planes.transpose(1, 2).flatten(1)
-        patches = self._add_weighted_rows(self.patch_embed(pixels), self.pos_embed, taps, weight)
-        apart = () if self.other_tokens is None else (self.other_tokens,)
-        return self.pack(torch.cat((self.tokens, *apart)), patches, metadata)
+        rows: Tensor = self.patch_embed(pixels)
+        return rows
 
     @property
     def pooling_head(self) -> PoolingHead | None:

@@ -1,7 +1,8 @@
-"""Preprocessing of images for Nemotron: of any size for Omni, or in tiles for Nano VL V2.
+"""Preprocessing for Nemotron: images of any size for Omni, tiles for Nano VL V2, and videos.
 
-Source: ``NemotronH_Omni_Reasoning_V3ImageProcessor`` of transformers 5.23.0, and for tiles
-``dynamic_preprocess`` of ``nano_nemotron_vl`` of vLLM 0.32.0, which is that of NVIDIA's repos.
+Source: ``NemotronH_Omni_Reasoning_V3ImageProcessor`` and ``...VideoProcessor`` of transformers
+5.23.0, and for Nano VL V2 ``dynamic_preprocess`` and ``video_to_pixel_values`` of
+``nano_nemotron_vl`` of vLLM 0.32.0, which are those of NVIDIA's repos.
 
 Shapes: p side of a patch, s side of a tile in pixels.
 
@@ -9,6 +10,8 @@ Deliberate differences:
 
 - Omni's processor shrinks images further if those of a call have too many tokens together for the
   language model; here each image is resized as if it were alone.
+- Frames are sampled only on request (``fps=``, ``num_frames=``).
+- The last frame of an odd clip of Omni is repeated here; the source's model does that.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..data import Grid
-from ..inputs.images import StagedPath, resize
+from ..data import Grid, VisionInputs
+from ..inputs.clip_views import ClipViewPreprocessor
+from ..inputs.images import StagedItem, StagedPath, resize
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -35,6 +39,7 @@ from ..inputs.processor_files import (
     read_mean_std,
     read_positive,
     require_supported,
+    video_section,
 )
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
 from ..inputs.views import OnePathViews, Views, patch_rows
@@ -42,13 +47,44 @@ from ..inputs.views import OnePathViews, Views, patch_rows
 
 @dataclass(frozen=True)
 class NemotronPreprocessor(PatchPreprocessor):
-    """Resizes an image, as float32, to an even number of patches per side within bounds."""
+    """Resizes images, as float32, to an even number of patches per side within bounds.
+
+    The frames of a video are resized to about one number of patches. If several are embedded
+    together, a row of ``pixel_values`` has columns for an image and others for these frames.
+    """
+
+    keeps_shape: bool = True
+    """Whether frames of videos keep about their shape; otherwise they become squares."""
 
     @classmethod
-    def nemotron(cls, patch_size: int, low: int = 1024, high: int = 13312) -> NemotronPreprocessor:
-        """Return the preprocessor of the published repos, for ``low`` to ``high`` patches."""
-        rules = PixelRules(low * patch_size**2, high * patch_size**2, CLIP_MEAN, CLIP_STD)
-        return cls(patch_size, 1, 1, rules, rules, images_alone=True)
+    def nemotron(
+        cls,
+        patch_size: int,
+        low: int = 1024,
+        high: int = 13312,
+        *,
+        video_frames: int = 2,
+        video_patches: int = 1024,
+        video_keeps_shape: bool = True,
+    ) -> NemotronPreprocessor:
+        """Return the preprocessor of the published repos.
+
+        Args:
+            patch_size: side of a patch in pixels.
+            low: fewest patches of an image.
+            high: most patches of an image.
+            video_frames: frames that are embedded together.
+            video_patches: about the number of patches of a frame.
+            video_keeps_shape: ``keeps_shape`` of the result.
+        """
+        area = patch_size**2
+        images = PixelRules(low * area, high * area, CLIP_MEAN, CLIP_STD)
+        videos = PixelRules(
+            *(1, video_patches * area, CLIP_MEAN, CLIP_STD),
+            sampling="nemotron",
+            joined_frames=video_frames,
+        )
+        return cls(patch_size, 1, 1, images, videos, keeps_shape=video_keeps_shape)
 
     def _with_images(self, files: ProcessorFiles) -> NemotronPreprocessor:
         entry = image_section(files)
@@ -74,11 +110,50 @@ class NemotronPreprocessor(PatchPreprocessor):
         mean, std = _read_colours(label, section)
         return replace(self, images=PixelRules(low * area, high * area, mean, std))
 
+    def _with_videos(self, files: ProcessorFiles) -> NemotronPreprocessor:
+        entry, own, area = video_section(files), self.videos, self.patch_size**2
+        if entry is None:
+            return self
+        label, section = entry
+        require_supported(label, section, {"downsample_ratio": 0.5})
+        check_sizes(label, section, {"patch_size": self.patch_size})
+        target = section.get("video_target_num_patches")
+        default, most = own.max_pixels // area, MOST_PIXELS // area
+        patches = read_positive(label, "video_target_num_patches", target, default, most)
+        mean, std = _read_colours(label, section)
+        videos = replace(own, max_pixels=patches * area, mean=mean, std=std)
+        keeps_shape = bool(section.get("video_maintain_aspect_ratio", self.keeps_shape))
+        return replace(self, videos=videos, keeps_shape=keeps_shape, video_error=None)
+
     def _grid(self, frames: Sequence[Tensor], rules: PixelRules) -> Grid:
         height, width = frames[0].shape[1:]
         area = self.patch_size**2
         low, high = rules.min_pixels // area, rules.max_pixels // area
+        if rules.sampling == self.videos.sampling:
+            size = (height, width) if self.keeps_shape else (1, 1)
+            return len(frames) // rules.joined_frames, *even_grid_near(*size, high)
         return 1, *even_grid(height / self.patch_size, width / self.patch_size, low, high)
+
+    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+        """Normalise items and cut them into patches [P, columns], on the device of their pixels."""
+        inputs, joined = super().finish(items), self.videos.joined_frames
+        frames = inputs.pixel_values
+        if joined == 1:
+            return inputs
+        size = frames.shape[1]
+        grids = [(t, h * w) for t, h, w in inputs.grid_thw.tolist()]
+        rows = frames.new_zeros(sum(t * patches for t, patches in grids), size * (1 + joined))
+        source = start = 0
+        for item, (t, patches) in zip(items, grids, strict=True):
+            count, stop = len(item.paths["image"].pixels), start + t * patches
+            of_item = frames[source : source + count * patches]
+            if count == 1:  # an image
+                rows[start:stop, :size] = of_item
+            else:
+                pairs = of_item.view(t, joined, patches, size).transpose(1, 2)
+                rows[start:stop, size:].view(t, patches, joined, size).copy_(pairs)
+            source, start = source + count * patches, stop
+        return inputs._replace(pixel_values=rows)
 
     @property
     def resizes_floats(self) -> bool:
@@ -91,10 +166,11 @@ class NemotronPreprocessor(PatchPreprocessor):
 
 
 @dataclass(frozen=True)
-class NemotronTilesPreprocessor(OnePathViews):
+class NemotronTilesPreprocessor(OnePathViews, ClipViewPreprocessor):
     """Resizes an image, as float32, to the grid of tiles nearest its shape, and cuts it.
 
-    The whole image follows its tiles if they are several. A row of ``pixel_values`` is a patch.
+    The whole image follows its tiles if they are several. A frame of a video becomes one tile. A
+    row of ``pixel_values`` is a patch.
     """
 
     mean: PerChannel = CLIP_MEAN
@@ -103,6 +179,7 @@ class NemotronTilesPreprocessor(OnePathViews):
     max_tiles: int = 12
     use_thumbnail: bool = True
     """Whether the whole image follows its tiles."""
+    sampling = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,6 +207,23 @@ class NemotronTilesPreprocessor(OnePathViews):
         thumbnail = bool(section.get("use_thumbnail", self.use_thumbnail))
         return replace(self, mean=mean, std=std, max_tiles=most, use_thumbnail=thumbnail)
 
+    def with_frames(self, label: str, section: Section) -> NemotronTilesPreprocessor:
+        """Return a copy with the colours that a processor file sets for videos.
+
+        Args:
+            label: name of the section in errors.
+            section: the part of the file that describes videos.
+
+        Raises:
+            ValueError: a value that is not implemented, or that disagrees with the tower.
+        """
+        return replace(self, frames=self.with_section(label, section))
+
+    def frame_views(self, frame: Tensor, max_tiles: int | None) -> Views:
+        """Return the only view of a frame, which is stretched to a tile."""
+        side = self.image_size
+        return Views({"image": [resize(frame.to(torch.float32), side, side, self.resample)]})
+
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
         """Return the tiles of an image row by row, then the whole image, float32 from 0 to 255.
 
@@ -155,6 +249,16 @@ class NemotronTilesPreprocessor(OnePathViews):
             device: the device of the result if there are no items.
         """
         return patch_rows(parts, self.patch_size, device, channels_last=False)
+
+
+def even_grid_near(height: int, width: int, patches: int) -> tuple[int, int]:
+    """Return the rows and columns, both even, of about ``patches`` patches of a frame's shape."""
+    rows = max(round(math.sqrt(patches / (width / height))), 1)
+    columns = max(round(math.sqrt(patches * (width / height))), 1)
+    more = rows + rows % 2, columns + columns % 2
+    if more[0] * more[1] <= patches:
+        return more
+    return max(rows - rows % 2, 2), max(columns - columns % 2, 2)
 
 
 def _read_colours(label: str, section: Section) -> tuple[PerChannel, PerChannel]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from encoders import DeepseekV4Config, DeepseekV4Encoder, DotsOCRConfig, DotsOCREncoder
+from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
@@ -221,6 +222,7 @@ def test_nemotron_nano_vl_computes_what_vllms_tower_does(
     from vllm.model_executor.models.nano_nemotron_vl import NemotronH_Nano_VL_V2
     from vllm.model_executor.models.radio import RadioModel
     from vllm.transformers_utils.configs import radio
+    from vllm.transformers_utils.processors.nano_nemotron_vl import video_to_pixel_values
 
     write_seeded_checkpoint(tmp_path, "nemotron_nano_vl", width=64, shards=1, dtype=torch.float32)
     encoder: Any = load_encoder(tmp_path)
@@ -245,3 +247,12 @@ def test_nemotron_nano_vl_computes_what_vllms_tower_does(
             (ours.pooler_output, tokens),
         ):
             assert (mine - wanted).norm() / wanted.norm() <= 1e-5, grid
+    clip = [torch.randint(0, 256, (3, 300, 400), dtype=torch.uint8) for _ in range(3)]
+    frames = torch.stack(clip).permute(0, 2, 3, 1).numpy()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
+    with torch.compiler.set_stance("force_eager"):
+        pixels = video_to_pixel_values(frames, input_size=512, norm_mean=mean, norm_std=std)
+    rows = pixels.view(3, 3, 32, 16, 32, 16).permute(0, 2, 4, 1, 3, 5).reshape(-1, 768)
+    found = encoder.preprocess(videos=[clip])
+    assert found.grid_thw.tolist() == [[3, 32, 32]]
+    torch.testing.assert_close(found.pixel_values, rows, rtol=0, atol=1e-5)

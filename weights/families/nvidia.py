@@ -119,6 +119,12 @@ def _patch_size(shapes: Shapes) -> int:
     return kernel[3] if kernel else isqrt(shapes["patch_embed.weight"][1] // 3)
 
 
+def _video_frames(shapes: Shapes) -> int:
+    """Return the number of frames that Nemotron embeds together: 1 without a weight for them."""
+    video = shapes.get("video_embed.weight")
+    return video[1] // shapes["patch_embed.weight"][1] if video else 1
+
+
 _FIELDS: Fields = {  # shapes do not tell the number of heads, nor of class tokens
     ("hidden_size",): length("blocks.0.mlp.fc2.weight", 0),
     ("mlp_ratio",): lambda shapes: (
@@ -222,6 +228,7 @@ C_RADIO = Family(
     without=("mlp1.1.weight", "multi_modal_projector.linear_1.weight"),
 )
 
+_VIDEO = f"{_PATCHES}.video_embedder"
 _PROJECTOR = {
     "mlp1.0": "projector.norm",
     "mlp1.1": "projector.linear_1",
@@ -235,8 +242,10 @@ _OMNI = replace(  # as published
     renames={
         **_PROJECTOR,
         "vision_projector.vision_final_layernorm": "projector.patch_norm",
+        _VIDEO: "video_embed",
         **_UNSCALED.renames,
     },
+    ignored=tuple(name for name in _UNSCALED.ignored if name != _VIDEO),
     processor_files=family_facts("nemotron").processors["nemotron"],
 )
 _OMNI_SAVED = replace(  # as transformers saves it
@@ -247,6 +256,7 @@ _OMNI_SAVED = replace(  # as transformers saves it
     renames={
         **_PROJECTOR,
         "vision_final_layernorm": "projector.patch_norm",
+        _VIDEO: "video_embed",
         **_SAVED.renames,
     },
 )
@@ -259,15 +269,25 @@ _OMNI_HF = replace(  # as transformers saves it with save_original_format=False
         "vision_final_layernorm": "projector.patch_norm",
         "multi_modal_projector.layer_norm": "projector.norm",
         "multi_modal_projector": "projector",
+        "embeddings.video_patch_projection": "video_embed",
         **_HF.renames,
     },
+    ignored=_HF.ignored[:2],
     processor_files=_OMNI.processor_files,
 )
+
+
+def _joined(section: JsonObject) -> object:
+    """Return the number of frames embedded together, as RadioConfig has it: null for one."""
+    frames = section.get("video_temporal_patch_size")
+    return None if frames == 1 else frames
+
+
 _OMNI_CLASS = replace(
     _CLASS,
     make_fields=lambda section: {
         **_fields_of_class({**section, "version": "c-radio_v4-h"}),
-        "video_temporal_patch_size": None,  # its weights are left out
+        "video_temporal_patch_size": _joined(section),
     },
     reads=lambda section: True,
 )
@@ -285,7 +305,7 @@ NEMOTRON = Family(
     ),
     layouts=(_OMNI_SAVED, _OMNI, _OMNI_HF),
     classes=dict.fromkeys(("nemotron", "nemotron-saved", "nemotron-hf"), _OMNI_CLASS),
-    fields=_FIELDS,
+    fields={**_FIELDS, ("video_temporal_patch_size",): _video_frames},
     outer_fields={
         ("llm_config.hidden_size", "text_config.hidden_size"): length(
             "projector.linear_2.weight", 0

@@ -22,9 +22,10 @@ from encoders.nvidia.nemotron_pixels import (
     NemotronTilesPreprocessor,
     even_grid,
 )
-from tests.oracles import distance, draw_weights
+from tests.oracles import NO_LIFT, LiftFloat32, distance, draw_weights
 from tests.oracles.references.c_radio import OLDER
 from tests.oracles.versions import needs
+from vitgraph import GraphedEncoder, Video
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 from weights.published import PUBLISHED, family_facts
@@ -83,9 +84,108 @@ def test_tokens_are_those_of_the_omni_model(tmp_path: Path, original: bool, pred
     assert isinstance(encoder, NemotronEncoder)
     images = [PHOTO, PHOTO.crop((0, 0, 600, 300))]
     inputs = encoder.preprocess(images, min_pixels=1 << 14, max_pixels=1 << 17)
-    theirs = model.get_image_features(inputs.pixel_values, inputs.grid_thw[:, 1:])
+    assert not inputs.pixel_values[:, 768:].any()
+    theirs = model.get_image_features(inputs.pixel_values[:, :768], inputs.grid_thw[:, 1:])
     for ours, wanted in zip(encoder(inputs), theirs.pooler_output, strict=True):
         assert distance(ours.pooler_output, wanted) <= 1e-5
+
+
+def omni_clips(processor: Any, clips: list[list[Image.Image]]) -> list[Tensor]:
+    """Return the frames [frames, 3, h, w] of clips as the video processor of Omni makes them."""
+    frames = [torch.stack([v2.functional.pil_to_tensor(frame) for frame in clip]) for clip in clips]
+    return [processor([clip], return_tensors="pt")["pixel_values_videos"] for clip in frames]
+
+
+CLIPS = [
+    [PHOTO.crop((n, n, 320 + n, 200 + n)) for n in (0, 9, 30)],
+    [PHOTO.crop((50, 60, 290, 470))],
+    [PHOTO.crop((5 * n, 0, 100 + 5 * n, 100)) for n in range(4)],
+]
+"""Clips of three frames, of one, and of four."""
+
+
+@pytest.mark.filterwarnings("default")  # of transformers
+@needs(*OLDER)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_tokens_of_clips_packed_with_images_are_those_of_omni(
+    tmp_path: Path, dtype: torch.dtype, most: float
+) -> None:
+    model = write_omni(tmp_path, original=True, predicted=0).to(dtype)
+    model.vision_model.config.dtype = dtype
+    encoder = load_encoder(tmp_path, dtype="float32").to(dtype)
+    inputs = encoder.preprocess([PHOTO], CLIPS, max_pixels=64 * 256, min_pixels=256).to(dtype)
+    assert [grid[0] for grid in inputs.grid_thw.tolist()] == [1, 2, 1, 2]
+    image, *outputs = encoder(inputs)
+    rows = inputs.pixel_values.split([t * h * w for t, h, w in inputs.grid_thw.tolist()])
+    lift = LiftFloat32() if dtype == torch.float64 else NO_LIFT
+    with lift:
+        wanted = model.get_image_features(rows[0][:, :768], inputs.grid_thw[:1, 1:])
+    assert distance(image.pooler_output, wanted.pooler_output[0]) <= most
+    for clip, part, (t, h, w), ours in zip(
+        CLIPS, rows[1:], inputs.grid_thw[1:].tolist(), outputs, strict=True
+    ):
+        assert not part[:, :768].any()
+        frames = part[:, 768:].view(t, h, w, 2, 3, 16, 16).permute(0, 3, 4, 1, 5, 2, 6)
+        pixels = frames.reshape(2 * t, 3, 16 * h, 16 * w)[: len(clip)]
+        with lift:
+            theirs = model.get_video_features(pixels)
+        assert distance(ours.pooler_output, theirs.pooler_output.flatten(0, 1)) <= most
+        assert ours["prefix"].shape[0] == t
+        assert encoder.feature_maps(ours.last_hidden_state, [[t, h, w]])[0].shape[0] == t
+
+
+@needs(*OLDER)
+def test_pixels_of_clips_are_those_of_omni_s_processor() -> None:
+    from transformers.models.nemotron_h_omni import video_processing_nemotron_h_omni as theirs
+
+    small = {**FILE, "video_target_num_patches": 96}
+    processor: Any = theirs.NemotronH_Omni_Reasoning_V3VideoProcessor(**small)
+    ours = NemotronPreprocessor.nemotron(16).with_files({"video_preprocessor_config": small})
+    for clip, wanted in zip(CLIPS, omni_clips(processor, CLIPS), strict=True):
+        got = ours(videos=[clip])
+        t, h, w = got.grid_thw[0].tolist()
+        assert (16 * h, 16 * w) == wanted.shape[2:]
+        frames = wanted[[*range(len(clip)), *[-1] * (len(clip) % 2)]]
+        rows = frames.view(t, 2, 3, h, 16, w, 16).permute(0, 3, 5, 1, 2, 4, 6).reshape(-1, 1536)
+        torch.testing.assert_close(got.pixel_values[:, 768:], rows, rtol=0, atol=1e-5)
+    rng = random.Random(0)
+    for keeps in (True, False):
+        change = {**FILE, "video_maintain_aspect_ratio": keeps}
+        processor = theirs.NemotronH_Omni_Reasoning_V3VideoProcessor(**change)
+        own = NemotronPreprocessor.nemotron(16).with_files({"preprocessor_config": change})
+        for _ in range(100):
+            frame = torch.empty(3, rng.randint(1, 4000), rng.randint(1, 4000), device="meta")
+            columns, rows = processor._compute_target_patches(*frame.shape[1:])
+            assert own._grid([frame, frame], own.videos) == (1, rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("limits", "frames"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 6]),
+        ({"num_frames": 3}, [0, 2, 4, 4]),
+        ({"fps": 8.0}, [0, 3]),
+    ],
+)
+def test_frames_are_evenly_spaced_and_the_last_repeated(
+    limits: dict[str, Any], frames: list[int]
+) -> None:
+    film = [Image.new("RGB", (64, 64), (30 * n,) * 3) for n in range(7)]
+    ours = NemotronPreprocessor.nemotron(16, video_patches=16, video_frames=2)
+    found = ours(videos=[Video(film, 24.0)], **limits)
+    each = ours(videos=[[frame] for frame in film]).pixel_values.view(7, 16, 3, 768)[:, :, 1]
+    pairs = found.pixel_values.view(-1, 16, 3, 768)[:, :, 1:].transpose(1, 2).flatten(0, 1)
+    assert torch.equal(pairs, each[frames])
+
+
+def test_clips_and_images_of_omni_replay_in_one_batch(tmp_path: Path) -> None:
+    write_seeded_checkpoint(tmp_path, "nemotron", width=64, dtype=torch.float32)
+    encoder = load_encoder(tmp_path)
+    graphed = GraphedEncoder(encoder, [256], backend="static", max_frames_per_batch=16).capture()
+    inputs = encoder.preprocess([PHOTO], CLIPS[:1], max_pixels=64 * 256, min_pixels=256)
+    for ours, wanted in zip(graphed(inputs), encoder(inputs), strict=True):
+        assert distance(ours.pooler_output, wanted.pooler_output) <= 1e-5
+    assert sum(budget.hits for budget in graphed.stats().budgets) == 1
 
 
 def write_nano(folder: Path, change: dict[str, Any] | None = None) -> Path:
@@ -128,6 +228,14 @@ def test_tiles_are_those_of_nvidias_processor(size: tuple[int, int], grid: tuple
     assert found.tiles == [(*grid, len(wanted) > 1)]
     assert found.grid_thw.tolist() == [[len(wanted), 32, 32]]
     rows = torch.cat([patches_of(tile) for tile in wanted])
+    torch.testing.assert_close(found.pixel_values, rows, rtol=0, atol=1e-5)
+
+
+def test_frames_of_nano_are_tiles_as_vllm_makes_them() -> None:
+    clip = CLIPS[0]
+    found = NemotronTilesPreprocessor(16).with_files({"preprocessor_config": FILE})(videos=[clip])
+    assert found.grid_thw.tolist() == [[3, 32, 32]]
+    rows = torch.cat([patches_of(lifted_tiles(frame, 1, 1)[0]) for frame in clip])
     torch.testing.assert_close(found.pixel_values, rows, rtol=0, atol=1e-5)
 
 
@@ -212,7 +320,8 @@ def test_pixels_of_omni_are_those_of_its_processor() -> None:
     ours = NemotronPreprocessor.nemotron(16).with_files({"preprocessor_config": small})
     got = ours(images)
     assert torch.equal(got.grid_thw[:, 1:], wanted["image_grid_hw"])
-    torch.testing.assert_close(got.pixel_values, wanted["pixel_values"], rtol=0, atol=1e-5)
+    rows = got.pixel_values[:, :768]
+    torch.testing.assert_close(rows, wanted["pixel_values"], rtol=0, atol=1e-5)
     rng = random.Random(0)
     for _ in range(300):
         height, width = rng.randint(1, 4000), rng.randint(1, 4000)

@@ -47,7 +47,8 @@ def c_radio_reference(config: Config) -> nn.Module:
     from transformers.models.radio import RadioConfig, RadioModel
 
     sizes, largest = _sizes_of(config)
-    wrapped: Any = RadioConfig(**sizes, max_img_size=largest)
+    frames = config.get("video_temporal_patch_size")
+    wrapped: Any = RadioConfig(**sizes, max_img_size=largest, video_temporal_patch_size=frames)
     model: Any = RadioModel._from_config(wrapped, attn_implementation="sdpa")
     model.make_preprocessor_external()
     model.register_buffer("summary_idxs", torch.tensor([0, 1]), persistent=False)

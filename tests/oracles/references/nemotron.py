@@ -10,7 +10,7 @@ from encoders.contract import EncoderOutput
 
 from ..configs import Config
 from ..family import make_row
-from ..keys import State
+from ..keys import State, renamed
 from ..versions import skip_without
 from .c_radio import C_RADIO_NARROW, OLDER, c_radio_keys, c_radio_output, c_radio_reference
 
@@ -31,6 +31,7 @@ def nemotron_reference(config: Config) -> nn.ModuleDict:
 
 def nemotron_keys(state: State) -> State:
     """Map to the names of transformers' tower and projector."""
+    state = renamed(state, [(r"^video_embed\.", "embeddings.video_patch_projection.")])
     tower = {name: x for name, x in state.items() if not name.startswith("projector.")}
     projector = {name: x for name, x in state.items() if name.startswith("projector.")}
     return {
@@ -39,12 +40,28 @@ def nemotron_keys(state: State) -> State:
     }
 
 
+def packed_output(tower: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
+    """Run transformers' tower on rows with columns for an image and for a pair of frames.
+
+    It embeds either; the sum is that of whichever is not zero.
+    """
+    image, embeddings = pixels[:, :768], tower.embeddings
+    if pixels.shape[1] == 768:
+        return c_radio_output(tower, pixels, grid_thw)
+    frames = embeddings.video_patch_projection(pixels[:, 768:])
+    hook = embeddings.patch_projection.register_forward_hook(lambda *call: call[2] + frames)
+    try:
+        return c_radio_output(tower, image, grid_thw)
+    finally:
+        hook.remove()
+
+
 def nemotron_output(reference: Any, pixels: Tensor, grid_thw: Tensor) -> EncoderOutput:
     """Run transformers' tower on packed frames, and its pixel shuffle and projector on each."""
     from transformers.models.nemotron_h_omni import modeling_nemotron_h_omni as theirs
 
     shuffle: Any = theirs.NemotronH_Omni_Reasoning_V3.pixel_shuffle
-    out = c_radio_output(reference["tower"], pixels, grid_thw)
+    out = packed_output(reference["tower"], pixels, grid_thw)
     frames = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
     rows = out.pooler_output.split([h * w for h, w in frames])
     squares = [

@@ -260,6 +260,8 @@ def image_sizes(rules: Any) -> str:
 
 def video_sizes(family: Family, rules: Any) -> str:
     """Describe how a clip enters the tower."""
+    if isinstance(rules, NemotronTilesPreprocessor):
+        return f"one tile of {square(rules.image_size)} per frame"
     if family.facts.video == NO_VIDEO:
         return NO_VIDEO
     if not isinstance(rules, PatchPreprocessor):

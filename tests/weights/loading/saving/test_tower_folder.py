@@ -27,6 +27,7 @@ from encoders.base.vision_encoder import VisionEncoder
 from tests.oracles import slow
 from tests.oracles.references.c_radio import unnormalised
 from tests.oracles.references.minicpm_v import side_by_side
+from tests.oracles.references.nemotron import packed_output
 from tests.oracles.references.pixtral import in_merge_order, pixtral_states
 from tests.oracles.references.siglip import siglip2_inputs
 from tests.oracles.versions import STEP_ROTATION, skip_without
@@ -140,8 +141,8 @@ def test_transformers_computes_what_the_encoder_does(extracted: Written, family:
             if (head := image.pooling_head) is not None:
                 torch.testing.assert_close(head.apply([pooled]), out.pooler_output)
         elif isinstance(image, NemotronEncoder):
-            out = model(unnormalised(pixels), image_grid_hw=torch.tensor(grid)[:, 1:])
-            found, wanted = out.features, hidden
+            taken = torch.cat((unnormalised(pixels[:, :768]), pixels[:, 768:]), 1)
+            found, wanted = packed_output(model, taken, torch.tensor(grid)).pooler_output, hidden
         elif (run := ROWS[family].alone) is not None:
             found, wanted = run(model, pixels, torch.tensor(grid)), pooled
         elif isinstance(image, PixtralEncoder):
