@@ -1,11 +1,10 @@
 """Preprocessing of images for DeepSeek-V4 and V4.1: fitted to a canvas within a budget of tokens.
 
-Source: ``load_image`` and ``safe_resize`` in ``mm_preprocess.py`` of vLLM 0.33.0, for V4 and V4.1.
+Source: ``load_image`` and ``safe_resize`` in ``mm_preprocess.py`` of vLLM 0.33.0, for V4 and V4.1,
+which resize by Pillow.
 
 Deliberate differences:
 
-- Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
-  differs by at most one level at most scales.
 - Pixels are float32; the source rounds them to bfloat16.
 - The least area of an image is in ``min_pixels`` of the config alone, no keyword changes it.
 """
@@ -22,7 +21,7 @@ from ..data import Grid
 from ..inputs.images import ResizePlan, plan_on_canvas
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules
-from ..inputs.processor_files import HALF, ProcessorFiles
+from ..inputs.processor_files import HALF, ProcessorFiles, Resample
 
 _RESERVED = 3
 """Tokens that V4 keeps free of an image's budget, to align images in its prompts."""
@@ -36,6 +35,7 @@ class FlashPreprocessor(PatchPreprocessor):
     row by row.
     """
 
+    resample: Resample = "pillow_bicubic"
     token_size: int = 3
     """Side of a token in patches."""
     max_tokens: int = 1024
@@ -99,8 +99,8 @@ class FlashPreprocessor(PatchPreprocessor):
         """Return how an image fits in the middle of a grey canvas, or is stretched if squeezed."""
         height, width = grid[1] * self.patch_size, grid[2] * self.patch_size
         if self.max_aspect is not None and frame.shape[2] >= self.max_aspect * frame.shape[1]:
-            return ResizePlan(height, width)
-        return plan_on_canvas(frame, height, width, HALF)
+            return ResizePlan(height, width, self.resample)
+        return plan_on_canvas(frame, height, width, HALF)._replace(mode=self.resample)
 
     def canvas(self, height: int, width: float) -> tuple[int, int]:
         """Return height and width of the canvas for an image, in pixels, whole patches."""

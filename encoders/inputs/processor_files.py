@@ -15,7 +15,7 @@ from .sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
-Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos"]
+Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic"]
 """The filter with which an image is resized."""
 PerChannel: TypeAlias = tuple[float, float, float]
 """The means or the standard deviations of red, green and blue."""

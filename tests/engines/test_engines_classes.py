@@ -160,11 +160,13 @@ def test_deepseek_v4_cuts_images_as_vllm_does(version: str, published: dict[str,
         preprocess = DeepseekV4Encoder(config).preprocessor
     limits = {"max_n_token": config.max_image_tokens, "min_pixels": config.min_pixels}
     for height, width in SIZES_OF_IMAGES:
-        image = Image.new("RGB", (width, height))
-        _, rows, columns, *_ = theirs.load_image(
+        image = Image.effect_noise((width, height), 99).convert("RGB")
+        pixels, rows, columns, *_ = theirs.load_image(
             image, patch_size=14, downsample_ratio=3, max_wh_ratio=config.max_aspect, **limits
         )
-        assert preprocess([image]).grid_thw.tolist() == [[1, rows, columns]], (height, width)
+        ours = preprocess([image])
+        assert ours.grid_thw.tolist() == [[1, rows, columns]], (height, width)
+        assert torch.equal(ours.pixel_values.bfloat16(), pixels.flatten(1)), (height, width)
 
 
 def test_deepseek_v41_makes_the_sequence_that_vllm_does() -> None:

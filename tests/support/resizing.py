@@ -15,6 +15,7 @@ from encoders.inputs.exact_resize import Library, axes_in_order, make_weights, r
 from encoders.inputs.processor_files import Resample
 
 FILTERS: tuple[Resample, ...] = ("bicubic", "bilinear", "lanczos")
+"""The filters, each of which torch and Pillow have, but for torch's older versions."""
 _OF_PIL = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
