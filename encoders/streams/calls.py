@@ -224,7 +224,7 @@ class ItemEncoder(Generic[Output]):
             output = self.calls[name](inputs.pixel_values, grids)
         return output if self.owns_results or len(self.paths) == 1 else output.clone()
 
-    def _entries(self, name: str, inputs: PathInputs, limit: int | None) -> Iterator[Output]:
+    def _entries(self, name: str, inputs: PathInputs, limit: int) -> Iterator[Output]:
         """Run the encoder of input path ``name`` and yield the output of each item that uses it."""
         path, call = self.paths[name], self.calls[name]
         grids: list[Grid] = [(t, h, w) for t, h, w in inputs.grid_thw.tolist()]
@@ -356,7 +356,7 @@ class ItemPart(NamedTuple):
 def plan_calls(
     grids: Sequence[Grid],
     item_specs: Callable[[Sequence[Grid]], list[EncoderItemSpec]],
-    limit: int | None,
+    limit: int,
 ) -> list[list[ItemPart]]:
     """Return, for each call of the encoder, the parts of items that it encodes, in order.
 
@@ -368,20 +368,20 @@ def plan_calls(
             segment, and positions repeat in each. One segment alone may exceed the limit.
 
     Returns:
-        One call if ``limit`` is None, and no call if there are no items.
+        The calls in order; none if there are no items.
     """
     calls: list[list[ItemPart]] = []
     call_tokens = 0
     for item, ((t, h, w), spec) in enumerate(zip(grids, item_specs(grids), strict=True)):
         step, step_tokens = t, spec.output_tokens
-        if limit is not None and spec.output_tokens > limit:
+        if spec.output_tokens > limit:
             frames, step_tokens = _frames_together((t, h, w), item_specs)
             if spec.segments in (t, -(-t // frames)):
                 step = max(limit // step_tokens, 1) * frames
         for start in range(0, t, step):
             count = min(step, t - start)
             tokens = spec.output_tokens if step >= t else step_tokens * -(-count // frames)
-            if not calls or (limit is not None and call_tokens + tokens > limit):
+            if not calls or call_tokens + tokens > limit:
                 calls.append([])
                 call_tokens = 0
             rows = spec.input_size * count // t

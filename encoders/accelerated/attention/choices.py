@@ -37,6 +37,8 @@ RELATIVE_NEEDS = "relative positions need 'triton', half precision and heads of 
 ENOUGH_MS, LONG_MS = 20.0, 1.0
 """A kernel is not timed again once its timed runs have taken ``ENOUGH_MS``, nor in a graph if one
 run takes ``LONG_MS``: a run that is queued behind another then does not wait for the host."""
+REPEATS = 4
+"""The calls in a graph that is timed."""
 CLASS_BITS = 2
 """The significant bits of a size by which shapes are told apart."""
 TRIALS = ((1, 17, 64, 200, 333), (2500, 60))
@@ -366,8 +368,8 @@ def _distance(
     return float((result - truth).norm() / truth.norm())
 
 
-def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
-    """Return the milliseconds per call of ``call`` in a CUDA graph of ``repeats`` calls.
+def graph_milliseconds(call: Callable[[], object]) -> float:
+    """Return the milliseconds per call of ``call`` in a CUDA graph of ``REPEATS`` calls.
 
     The graph is replayed up to three times, and the shortest time counts. A long call is timed once
     without a graph.
@@ -383,12 +385,12 @@ def graph_milliseconds(call: Callable[[], object], repeats: int = 4) -> float:
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(repeats):
+            for _ in range(REPEATS):
                 call()
         finally:  # or all later work of the stream would count as captured
             graph.capture_end()
-        while len(times) < 3 and sum(times) * repeats < ENOUGH_MS:
-            times.append(_stream_milliseconds(graph.replay) / repeats)
+        while len(times) < 3 and sum(times) * REPEATS < ENOUGH_MS:
+            times.append(_stream_milliseconds(graph.replay) / REPEATS)
     torch.cuda.current_stream().wait_stream(stream)
     return min(times)
 

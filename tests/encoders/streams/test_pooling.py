@@ -212,7 +212,7 @@ def test_a_call_exceeds_the_limit_only_by_one_segment() -> None:
         [(4, 1, 2)],
     ]
     assert [part.item for call in calls for part in call if part.last] == [0, 1, 2, 3, 4]
-    (call,) = plan_calls(grids, encoder.item_specs, None)
+    (call,) = plan_calls(grids, encoder.item_specs, 79)
     assert [part.grid for part in call] == grids
 
 
