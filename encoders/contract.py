@@ -112,7 +112,9 @@ class EncoderConfig(Protocol):
     """The sizes that the config of every encoder has."""
 
     @property
-    def hidden_size(self) -> int: ...
+    def hidden_size(self) -> int:
+        """The number of columns of ``last_hidden_state``: the width of the tower."""
+        ...
 
     @property
     def out_hidden_size(self) -> int | None:

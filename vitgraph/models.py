@@ -61,6 +61,9 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Returns:
         Sorted repo ids; an empty list if none matches.
+
+    Raises:
+        TypeError: ``pattern`` is not a string.
     """
     from weights.published import PUBLISHED
 

@@ -88,11 +88,25 @@ def inspect_checkpoint(
     progress: bool = True,
     family: str | None = None,
 ) -> CheckpointInfo:
-    """Return which tower a checkpoint holds; the arguments are explained at :func:`load_encoder`.
+    """Return which tower a checkpoint holds, and what loading it would download.
 
     The config, the index and the headers of the files that hold the tower are read; tensors are not
     read or downloaded (unless a server cannot send parts of files). The tower is checked as
     ``load_encoder`` would.
+
+    Args:
+        repo_id_or_path: ``owner/name`` on the Hub, a folder, or one ``.safetensors`` file.
+        revision: branch, tag or commit of the repo; with a path it is an error.
+        subfolder: folder inside the repo that holds the checkpoint.
+        cache_dir: the Hub client's cache, if not its default.
+        token: access token for private and gated repos, as the Hub client takes it.
+        local_files_only: use the cache and send no request.
+        force_download: download configs and headers again that are cached.
+        fetch: how ``load_encoder`` is to download: "ranges", "shards" or "auto"; the result says
+            what that transfers.
+        max_workers: requests in flight at once.
+        progress: show progress bars, in bytes.
+        family: name of the family to take for a checkpoint whose model type is not known.
 
     Raises:
         CheckpointError: ``load_encoder`` would raise it, too.
