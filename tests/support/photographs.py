@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,13 @@ def _sample(name: str) -> Image.Image:
 def china() -> Image.Image:
     """Return the photograph of a Chinese temple, 640x427 pixels."""
     return _sample("pavilion")
+
+
+def of_random_sizes(seed: int, count: int) -> list[Image.Image]:
+    """Return the temple in ``count`` sizes from 1x1 to 700x700 pixels."""
+    rng = random.Random(seed)
+    sizes = [(rng.randint(1, 700), rng.randint(1, 700)) for _ in range(count)]
+    return [china().resize(size) for size in sizes]
 
 
 def flower() -> Image.Image:

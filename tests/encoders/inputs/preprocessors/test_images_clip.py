@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
 from encoders.clip.clip_pixels import CentreCropPreprocessor
 from encoders.inputs.sizes import fit_short_side
-from tests.support.photographs import china, hopper, photographs
+from tests.support.photographs import china, hopper, of_random_sizes, photographs
 from weights.published import family_facts
 
 GOLDEN = {
@@ -35,12 +33,6 @@ SECTIONS = (
 )
 
 
-def drawn(seed: int, count: int) -> list[Image.Image]:
-    rng = random.Random(seed)
-    sizes = [(rng.randint(1, 700), rng.randint(1, 700)) for _ in range(count)]
-    return [china().resize(size) for size in sizes]
-
-
 def test_the_short_side_is_resized_as_published() -> None:
     for (height, width), wanted in GOLDEN.items():
         assert tuple(fit_short_side(height, width, side) for side in (224, 336)) == wanted
@@ -49,7 +41,7 @@ def test_the_short_side_is_resized_as_published() -> None:
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
 @pytest.mark.parametrize("patch", [14, 16, 32])
 def test_views_are_those_of_the_processor(patch: int, section: dict[str, Any]) -> None:
-    images = [*photographs()[:4], *drawn(patch, 8)]
+    images = [*photographs()[:4], *of_random_sizes(patch, 8)]
     wanted = CLIPImageProcessor(**section)(images, return_tensors="pt")["pixel_values"]
     ours = CentreCropPreprocessor(patch, image_size=112)
     got = ours.with_files({"preprocessor_config": section})(images)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from transformers.models.dinov3_vit.image_processing_dinov3_vit import DINOv3ViT
 
 from encoders.contract import Limits, VisionInputs
 from encoders.dino.dino_pixels import DinoPreprocessor
-from tests.support.photographs import china, photographs
+from tests.support.photographs import china, of_random_sizes, photographs
 from weights.published import family_facts
 
 V2_FILE = family_facts("dinov2").processors["dinov2"]
@@ -23,12 +22,6 @@ V2: dict[str, Any] = dict(V2_FILE["preprocessor_config"])
 V3_FILE = family_facts("dinov3").processors["dinov3"]
 V3: dict[str, Any] = dict(V3_FILE["preprocessor_config"])
 DINOV2, DINOV3 = DinoPreprocessor.dinov2(14), DinoPreprocessor.dinov3(16)
-
-
-def drawn(seed: int, count: int) -> list[Image.Image]:
-    rng = random.Random(seed)
-    sizes = [(rng.randint(1, 700), rng.randint(1, 700)) for _ in range(count)]
-    return [china().resize(size) for size in sizes]
 
 
 def images_of(inputs: VisionInputs, patch: int) -> Tensor:
@@ -43,7 +36,7 @@ def images_of(inputs: VisionInputs, patch: int) -> Tensor:
 def test_dinov2_pixels_are_those_of_the_processor(patch: int, sizes: tuple[int, int]) -> None:
     short, crop = sizes
     changes = {"size": {"shortest_edge": short}, "crop_size": {"height": crop, "width": crop}}
-    images = [*photographs(), *drawn(short, 6)]
+    images = [*photographs(), *of_random_sizes(short, 6)]
     wanted = BitImageProcessor(**{**V2, **changes})(images, return_tensors="pt")["pixel_values"]
     ours = DinoPreprocessor.dinov2(patch)
     got = ours.with_files({"preprocessor_config": {**V2, **changes}})(images)
@@ -54,7 +47,7 @@ def test_dinov2_pixels_are_those_of_the_processor(patch: int, sizes: tuple[int, 
 @pytest.mark.parametrize("size", [(224, 224), (96, 250)], ids=str)
 def test_dinov3_pixels_are_those_of_the_processor(size: tuple[int, int]) -> None:
     section = {**V3, "size": {"height": size[0], "width": size[1]}}
-    images = [*photographs(), *drawn(size[0], 6)]
+    images = [*photographs(), *of_random_sizes(size[0], 6)]
     wanted = DINOv3ViTImageProcessor(**section)(images, return_tensors="pt")["pixel_values"]
     got = DINOV3.with_files({"preprocessor_config": section})(images)
     cut = size[1] // 16 * 16
@@ -101,7 +94,7 @@ def test_dino_refuses_a_short_side_of_an_endless_image() -> None:
 def test_staged_dino_pixels_are_the_same_bits(
     ours: DinoPreprocessor, limits: dict[str, int]
 ) -> None:
-    images = [*photographs()[:3], *drawn(5, 3)]
+    images = [*photographs()[:3], *of_random_sizes(5, 3)]
     bounds = Limits(*[limits.get(name) for name in Limits._fields])
     staged = ours.finish(ours.stage(images, [], bounds))
     called = ours(images, **limits)  # type: ignore[arg-type]  # one keyword

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImagePro
 
 from encoders.siglip.siglip2_pixels import NaflexPreprocessor, most_patches
 from encoders.siglip.siglip_pixels import StretchPreprocessor
-from tests.support.photographs import china, flower, hopper, photographs
+from tests.support.photographs import china, flower, hopper, of_random_sizes, photographs
 from weights.published import family_facts
 
 GOLDEN = {
@@ -45,12 +44,6 @@ HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 NAFLEX = NaflexPreprocessor.siglip2(16)
 
 
-def drawn(seed: int, count: int) -> list[Image.Image]:
-    rng = random.Random(seed)
-    sizes = [(rng.randint(1, 700), rng.randint(1, 700)) for _ in range(count)]
-    return [china().resize(size) for size in sizes]
-
-
 @pytest.mark.parametrize("most", GOLDEN)
 def test_naflex_takes_the_published_sizes(most: int) -> None:
     for (height, width), wanted in GOLDEN[most].items():
@@ -67,7 +60,7 @@ def naflex_pixels(images: list[Image.Image], most: int) -> tuple[torch.Tensor, t
 
 @pytest.mark.parametrize("most", [64, 256, 1000])
 def test_naflex_pixels_are_those_of_the_processor(most: int) -> None:
-    images = [*photographs(), *drawn(most, 8)]
+    images = [*photographs(), *of_random_sizes(most, 8)]
     rows, shapes = naflex_pixels(images, most)
     got = NaflexPreprocessor.siglip2(16, most)(images)
     assert torch.equal(got.grid_thw[:, 1:], shapes)
@@ -86,7 +79,7 @@ def test_max_pixels_bounds_naflex_as_a_number_of_patches() -> None:
 @pytest.mark.parametrize("patch", [14, 16])
 @pytest.mark.parametrize("resample", [2, 3])
 def test_views_of_one_size_are_those_of_the_processor(patch: int, resample: int) -> None:
-    side, images = 112 + patch // 2, [*photographs()[:4], *drawn(patch, 6)]
+    side, images = 112 + patch // 2, [*photographs()[:4], *of_random_sizes(patch, 6)]
     size = {"height": side, "width": side}
     section = {"size": size, "resample": resample, **HALF}
     wanted = SiglipImageProcessor(**section)(images, return_tensors="pt")["pixel_values"]
