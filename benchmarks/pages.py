@@ -27,7 +27,7 @@ from benchmarks import (
     image_towers,
     starts,
 )
-from benchmarks.engines.table import drawn
+from benchmarks.engines.table import drawn, load
 from benchmarks.engines.table import speed as engine_times
 from benchmarks.measuring.machine import ROOT
 from benchmarks.measuring.tables import markdown
@@ -132,7 +132,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "padding of other lists": lambda: budget_waste.table_of_lists(results("budget_waste")),
     "first load": lambda: fetch.table(results("fetch")),
     "streams": lambda: encode_many.sentence(results("encode_many_h200")),
-    "starts": lambda: starts.table(results("starts_h100")),
+    "starts": lambda: "\n\n".join(
+        starts.table(results(f"starts_{gpu}")) for gpu in ("h200", "h100")
+    ),
     "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
@@ -140,6 +142,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "newer families": lambda: family_speed.table(results("family_speed_h200")),
     "engines": drawn,
     "engines, raw images": lambda: "\n".join(engine_times(results("engines_raw_h200"))),
+    "engines, load": lambda: load(results("engines_load_h200")),
     "models of transformers": tower_classes,
     **{name: partial(generated_parts().__getitem__, name) for name in generated_parts()},
 }

@@ -64,6 +64,25 @@ def speed(body: dict[str, Any]) -> list[str]:
     return [*lines, "", *[f"- {TOWERS[mode]}: {MODES[mode]}." for mode in modes]]
 
 
+def load(body: dict[str, Any]) -> str:
+    """Return the table of requests per second and first tokens under load, with its caption."""
+    about, rows = body["about"], {(row["cell"], row["mode"]): row for row in body["rows"]}
+    modes = [mode for mode in MODES if mode in {row["mode"] for row in body["rows"]}]
+    first = body["rows"][0]
+    caption = (
+        f"vLLM {about['vllm']}, {about['gpu']}, {first['model']} with {first['layers']} layers, "
+        f"images of six sizes from 224x224 to 1920x1080 in random order, medians and 99th "
+        f"percentiles of {first['requests']} first tokens ({about['date']}):"
+    )
+    units = {"requests_per_second": "requests/s", "p50_ms": "p50, ms", "p99_ms": "p99, ms"}
+    head = [f"{TOWERS[mode]}, {unit}" for unit in units.values() for mode in modes]
+    shown = [
+        (cell.split()[0], *(f"{rows[cell, mode][unit]:.4g}" for unit in units for mode in modes))
+        for cell in dict.fromkeys(row["cell"] for row in body["rows"])
+    ]
+    return f"{caption}\n\n{markdown(('clients', *head), shown)}"
+
+
 def checks(body: dict[str, Any]) -> list[str]:
     """Return the table of ``--check`` per model and model runner: equal answers, and KV blocks."""
     found, compared, graphs = verdicts(body["rows"]), [], []
