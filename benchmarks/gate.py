@@ -15,8 +15,8 @@ are crops of scikit-learn's and matplotlib's, as JPEG files of quality 90. Rows 
   threads; and over decoded images (``memory``) over ``replays``. Each of these goes over the images
   as many times as it does in two seconds (``--seconds``), a stream without a break: 2,048 images
   are a sixth of a second of a small tower, less than a stream takes to begin and to end.
-- ``job``: images per second of ``vitgraph embed`` over ``embed_many`` from the same files, some
-  eight seconds of them; and that ratio without the first eighth of the images and the last one
+- ``job``: images per second of ``vitgraph embed`` over ``embed_many`` from the same files, as many
+  as a stream goes over; and that ratio without the first eighth of the images and the last one
   (``steady``), with the seconds to the first result, after the last one, and of listing the files.
 - ``peers``: images per second of transformers with its fast processor on the CPU and on the GPU,
   and of a loop with torchvision's decoder and resize on the GPU before our graphs, on such files.
@@ -80,8 +80,6 @@ GOALS: dict[str, dict[str, list[float]]] = {
 }
 """The ratios to reach: ``bytes`` in the order of the labels, at most, and the others at least."""
 MEGAPIXEL = 1024 * 1024
-JOB_LENGTH = 4
-"""How many times as long as a stream a job takes, whose start and end are longer."""
 JOB, STEADY = "vitgraph embed", "steady images per second"
 """Names in results: of a job, and of images per second without the start and the end."""
 Result = TypeVar("Result")
@@ -354,10 +352,7 @@ def time_jobs(
 
 
 def measure_job(setup: Setup) -> dict[str, Any]:
-    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``.
-
-    Both go over a folder that takes ``embed_many`` :data:`JOB_LENGTH` times ``--seconds``.
-    """
+    """Return images per second of the shards of ``vitgraph embed``, and of ``embed_many``."""
     options = setup.options
     files = setup.files([MIXED[number % len(MIXED)] for number in range(options.items)])
     settings = {"batch_tokens": options.batch_tokens, "workers": options.workers}
@@ -373,7 +368,7 @@ def measure_job(setup: Setup) -> dict[str, Any]:
         for path, data in zip(paths, files, strict=True):
             path.write_bytes(data)
         stream(paths)
-        passes = max(math.ceil(JOB_LENGTH * options.seconds / stream(paths).seconds), 1)
+        passes = max(math.ceil(options.seconds / stream(paths).seconds), 1)
         for number in range(len(files), len(files) * passes):
             paths.append(photos / f"{number:06d}.jpg")
             os.link(paths[number - len(files)], paths[-1])
@@ -549,7 +544,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=2048, help="images of streams and jobs")
     parser.add_argument("--runs", type=int, default=15, help="timed calls of bytes")
     parser.add_argument("--repeats", type=int, default=3, help="timed passes of streams and jobs")
-    parser.add_argument("--seconds", type=float, default=2.0, help="least time of a stream's pass")
+    parser.add_argument("--seconds", type=float, default=2.0, help="least time of streams and jobs")
     parser.add_argument("--workers", type=int, default=16, help="threads that decode")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per batch")
     parser.add_argument("--json", type=Path, help="the result file, which is added to")
