@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from .image_files import Readable, header_of, jpeg_bytes, read_image_file
 from .jpeg_files import decoding_to_pinned_memory, jpeg_of
@@ -42,18 +41,24 @@ class DeviceImage(NamedTuple):
     """uint8 [H, W, 3], upright."""
 
 
-class _CodecImage(Protocol):
-    """A ``nvidia.nvimgcodec.Image``."""
-
-    def to_dlpack(self, cuda_stream: int) -> object: ...
-
-
 class _Codec(Protocol):
     """A ``nvidia.nvimgcodec.Decoder``."""
 
     def decode(
-        self, srcs: Sequence[object], *, params: object, cuda_stream: int
-    ) -> Sequence[_CodecImage | None]: ...
+        self,
+        srcs: Sequence[object],
+        *,
+        images: Sequence[object],
+        params: object,
+        cuda_stream: int,
+    ) -> Sequence[object | None]: ...
+
+
+class _CodeStream(Protocol):
+    """A ``nvidia.nvimgcodec.CodeStream``: the bytes of a file."""
+
+    height: int
+    width: int
 
 
 class _Decoded(NamedTuple):
@@ -67,12 +72,13 @@ class _Decoded(NamedTuple):
 class _File:
     """A JPEG file that waits for its turn, and its pixels once it was decoded."""
 
-    def __init__(self, source: object, header: JpegHeader) -> None:
+    def __init__(self, source: _CodeStream, header: JpegHeader) -> None:
         self.source, self.header = source, header
+        self.thread = threading.get_ident()
         self.pixels: Tensor | None = None
         self.done = False
         self.decoded: _Decoded | None = None
-        """The CUDA stream that decoded the file; None on the CPU."""
+        """The CUDA stream on which another thread decoded the file; else None."""
 
 
 class GpuDecoder:
@@ -96,24 +102,42 @@ class GpuDecoder:
                 "decode='gpu': needs nvImageCodec: pip install 'nvidia-nvimgcodec-cu13>=0.8' "
                 "'nvidia-nvjpeg>=13', or leave decode out"
             ) from None
-        self._sources = nvimgcodec.CodeStream
-        # The GPU's own JPEG engines first, which take no core. What nvImageCodec would decode on
-        # the CPU is decoded there to the pixels of PIL. With chroma interpolated as libjpeg does;
-        # without, it is repeated, which blurs text.
-        kinds = nvimgcodec.BackendKind
-        self._codec: _Codec = nvimgcodec.Decoder(
-            device_id=device.index or 0,
-            backends=[
-                nvimgcodec.Backend(kinds.HW_GPU_ONLY),
-                nvimgcodec.Backend(kinds.HYBRID_CPU_GPU),
-            ],
-            options=":fancy_upsampling=1",
-        )
+        self._nvimgcodec = nvimgcodec
         self._params: object = nvimgcodec.DecodeParams(
             apply_exif_orientation=False, color_spec=nvimgcodec.ColorSpec.SRGB
         )
         self._waiting: deque[_File] = deque()
         self._turn = threading.Lock()
+
+    @cached_property
+    def _engines(self) -> _Codec | None:
+        """The decoder by the GPU's own JPEG engines, which take no core; None without them.
+
+        It is one of its own: of a decoder with another backend behind the engines, nvImageCodec
+        0.9 gives these no more files of a later call than the first call had.
+        """
+        try:  # the calling thread suffices: waking others would take longer than it does
+            return self._codec(self._nvimgcodec.BackendKind.HW_GPU_ONLY, max_num_cpu_threads=1)
+        except RuntimeError:
+            return None
+
+    @cached_property
+    def _kernels(self) -> _Codec:
+        """The decoder by kernels and threads, for the files that the engines do not take.
+
+        What nvImageCodec would decode on the CPU alone is decoded there to the pixels of PIL.
+        """
+        return self._codec(self._nvimgcodec.BackendKind.HYBRID_CPU_GPU, max_num_cpu_threads=0)
+
+    def _codec(self, kind: object, max_num_cpu_threads: int) -> _Codec:
+        codec: _Codec = self._nvimgcodec.Decoder(
+            device_id=self.device.index or 0,
+            max_num_cpu_threads=max_num_cpu_threads,
+            backends=[self._nvimgcodec.Backend(kind)],
+            # Chroma is interpolated as by libjpeg, not repeated, which would blur text.
+            options=":fancy_upsampling=1",
+        )
+        return codec
 
     def decode_files(self, images: Sequence[object]) -> list[object]:
         """Return ``images`` with a :class:`DeviceImage` for each JPEG file that was decoded.
@@ -132,7 +156,13 @@ class GpuDecoder:
         """Read a JPEG file that the device is to decode; None for every other image."""
         try:
             found = _read(image)
-            return None if found is None else _File(self._sources(found[0]), found[1])
+            if found is None:
+                return None
+            data, header = found
+            source: _CodeStream = self._nvimgcodec.CodeStream(data)
+            # Pixels are written to memory of the size that was checked.
+            fits = (source.height, source.width) == (header.height, header.width)
+            return _File(source, header) if fits else None
         except Exception:  # noqa: BLE001
             # Reading an open file runs the user's code, which may raise any class; nvImageCodec
             # rejects some files. The CPU then raises the error of this image, or decodes it.
@@ -161,29 +191,50 @@ class GpuDecoder:
         pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
         return (pixels.flip(flipped) if flipped else pixels).contiguous()
 
-    def _decode(self, files: Sequence[_File]) -> None:
+    def _decode(self, batch: Sequence[_File]) -> None:
+        """Decode files, by the engines if possible: these refuse progressive files, and warn."""
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        try:
-            handle = 0 if stream is None else stream.cuda_stream
-            sources = [file.source for file in files]
-            found = self._codec.decode(sources, params=self._params, cuda_stream=handle)
-            for file, image in zip(files, found, strict=True):
-                if image is not None:
-                    # A copy in torch's own memory: nvImageCodec frees its buffer in its own order.
-                    # ``from_dlpack`` of a capsule does not ask for the stream, which takes longer.
-                    pixels = from_dlpack(image.to_dlpack(handle))
-                    pixels = pixels.clone(memory_format=torch.contiguous_format)
-                    size = file.header.height, file.header.width, 3
-                    file.pixels = pixels if pixels.shape == size else None
-        except RuntimeError:  # for a file or for all: each is then decoded by the CPU
-            if len(files) > 1:
-                for file in files:
-                    self._decode([file])
-            return
-        if stream is not None:
+        cuda_stream = 0 if stream is None else stream.cuda_stream
+        left = [file for file in batch if file.header.progressive]
+        if self._engines is None:
+            left = [*batch]
+        elif len(left) < len(batch):
+            plain = [file for file in batch if not file.header.progressive]
+            left += self._decode_by(self._engines, plain, cuda_stream)
+        if left:
+            self._decode_by(self._kernels, left, cuda_stream)
+        others = [file for file in batch if file.thread != threading.get_ident()]
+        if stream is not None and others:
             decoded = _Decoded(stream, stream.record_event())
-            for file in files:
+            for file in others:
                 file.decoded = decoded
+
+    def _decode_by(
+        self, codec: _Codec, files: Sequence[_File], cuda_stream: int
+    ) -> Sequence[_File]:
+        """Decode files to torch's own memory; return those that the codec does not decode."""
+        try:
+            made = [
+                torch.empty(
+                    (file.source.height, file.source.width, 3),
+                    dtype=torch.uint8,
+                    device=self.device,
+                )
+                for file in files
+            ]
+            found = codec.decode(
+                [file.source for file in files],
+                images=[self._nvimgcodec.as_image(pixels, cuda_stream) for pixels in made],
+                params=self._params,
+                cuda_stream=cuda_stream,
+            )
+        except (RuntimeError, ValueError):  # for a file or for all
+            if len(files) == 1:
+                return files
+            return [one for file in files for one in self._decode_by(codec, [file], cuda_stream)]
+        for file, pixels, image in zip(files, made, found, strict=True):
+            file.pixels = None if image is None else pixels
+        return [file for file in files if file.pixels is None]
 
 
 def _read(image: object) -> tuple[bytes, JpegHeader] | None:

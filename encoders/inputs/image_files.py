@@ -328,7 +328,8 @@ def _load_fast(image: Image.Image) -> Image.Image | Tensor:
 
 def header_of(image: Image.Image) -> JpegHeader:
     """Return the header of a JPEG file that PIL has opened."""
-    return JpegHeader(image.height, image.width, TURNS.get(_orientation(image), UPRIGHT))
+    turn = TURNS.get(_orientation(image), UPRIGHT)
+    return JpegHeader(image.height, image.width, turn, "progressive" in image.info)
 
 
 def _orientation(image: Image.Image) -> object:

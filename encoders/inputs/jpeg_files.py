@@ -50,7 +50,7 @@ def decode_jpeg(data: bytes, header: JpegHeader) -> Tensor | None:
     """
     if not is_fast():
         return None
-    height, width, (swapped, flipped) = header
+    height, width, (swapped, flipped), _ = header
     is_upright = not swapped and not flipped
     pixels = _empty(height, width, 3, pinned=_PINS.get() and is_upright)
     rows: Array = pixels.numpy()

@@ -22,11 +22,13 @@ class Turn(NamedTuple):
 
 
 class JpegHeader(NamedTuple):
-    """The size of the stored pixels, and the turns that make them upright."""
+    """The size of the stored pixels, the turns that make them upright, and how they are coded."""
 
     height: int
     width: int
     turn: Turn
+    progressive: bool = False
+    """Whether the file is progressive."""
 
 
 UPRIGHT = Turn(False, ())
@@ -42,7 +44,8 @@ TURNS: dict[object, Turn] = {
 }
 """What turns an image of each EXIF orientation but 1 upright (Exif 2.32, tag 0x0112)."""
 
-_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+_PROGRESSIVE = 0xC2
+_FRAMES = frozenset((0xC0, 0xC1, _PROGRESSIVE))
 """The markers of baseline, extended and progressive frames."""
 _SKIPPED = frozenset((0xC4, 0xDD, *range(0xE3, 0xED), 0xEF, 0xFE))
 """The markers of segments of which PIL reads only the length: Huffman tables, restart intervals,
@@ -71,6 +74,7 @@ def read_header(data: bytes) -> JpegHeader | None:
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     place, last, size, orientation, in_xmp = 2, len(data) - 4, None, None, False
+    progressive = False
     while place < last and data[place] == 0xFF:
         marker = data[place + 1]
         start, length = place + 4, (data[place + 2] << 8 | data[place + 3]) - 2
@@ -80,7 +84,7 @@ def read_header(data: bytes) -> JpegHeader | None:
             most = Image.MAX_IMAGE_PIXELS
             if most is not None and size[0] * size[1] > most:
                 return None
-            return JpegHeader(*size, TURNS.get(orientation or 1, UPRIGHT))
+            return JpegHeader(*size, TURNS.get(orientation or 1, UPRIGHT), progressive)
         place = start + length
         if length < 0 or place > last:
             return None
@@ -92,6 +96,7 @@ def read_header(data: bytes) -> JpegHeader | None:
             size = data[start + 1] << 8 | data[start + 2], data[start + 3] << 8 | data[start + 4]
             if 0 in size:
                 return None
+            progressive = marker == _PROGRESSIVE
         elif marker == _QUANTISATION:
             if length % 65 or max(data[start:place:65], default=0) > 15:
                 return None

@@ -6,10 +6,12 @@ import io
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -26,14 +28,13 @@ from tests.support.photographs import china
 CPU = torch.device("cpu")
 
 
-class FakeImage:
-    """The part of a decoded image of ``nvidia.nvimgcodec`` that is called."""
+class FakeStream:
+    """The part of ``nvidia.nvimgcodec.CodeStream`` that is called."""
 
-    def __init__(self, pixels: Tensor) -> None:
-        self.pixels = pixels
-
-    def to_dlpack(self, cuda_stream: int) -> object:
-        return self.pixels.__dlpack__()
+    def __init__(self, data: bytes) -> None:
+        image = Image.open(io.BytesIO(data))
+        self.image, self.width, self.height = image, image.width, image.height
+        self.progressive = "progressive" in image.info
 
 
 class FakeCodec(ModuleType):
@@ -43,29 +44,47 @@ class FakeCodec(ModuleType):
     BackendKind = SimpleNamespace(HW_GPU_ONLY="HW", HYBRID_CPU_GPU="HYBRID")
     Backend = str
     calls: list[int]
+    by_kernels: list[int]
     broken: bytes | None
+    has_engines = True
 
-    def CodeStream(self, data: bytes) -> bytes:
+    def CodeStream(self, data: bytes) -> FakeStream:
         if data == self.broken:
             raise RuntimeError("Failed to get image info")
-        return data
+        return FakeStream(data)
 
     def DecodeParams(self, **keywords: object) -> dict[str, object]:
         assert keywords == {"apply_exif_orientation": False, "color_spec": "SRGB"}
         return keywords
 
-    def Decoder(self, device_id: int, backends: Sequence[str], options: str) -> FakeCodec:
-        return self
+    def Decoder(
+        self, device_id: int, max_num_cpu_threads: int, backends: Sequence[str], options: str
+    ) -> SimpleNamespace:
+        (kind,) = backends
+        if kind == "HW" and not self.has_engines:
+            raise RuntimeError("Could not create decoder")
+        return SimpleNamespace(decode=partial(self.decode, kind))
+
+    def as_image(self, pixels: Tensor, cuda_stream: int) -> Tensor:
+        return pixels
 
     def decode(
-        self, srcs: Sequence[bytes], *, params: object, cuda_stream: int
-    ) -> list[FakeImage | None]:
-        self.calls.append(len(srcs))
-        found: list[FakeImage | None] = []
-        for data in srcs:
-            image = Image.open(io.BytesIO(data)).convert("RGB")
-            pixels = to_rgb(image).permute(1, 2, 0)
-            found.append(FakeImage(pixels) if image.width > 9 else None)
+        self,
+        kind: str,
+        srcs: Sequence[FakeStream],
+        *,
+        images: Sequence[Tensor],
+        params: object,
+        cuda_stream: int,
+    ) -> list[Tensor | None]:
+        (self.calls if kind == "HW" else self.by_kernels).append(len(srcs))
+        found: list[Tensor | None] = []
+        for source, pixels in zip(srcs, images, strict=True):
+            assert not (kind == "HW" and source.progressive)
+            refused = source.width <= 9
+            if not refused:
+                pixels.copy_(to_rgb(source.image.convert("RGB")).permute(1, 2, 0))
+            found.append(None if refused else pixels)
         return found
 
 
@@ -77,7 +96,7 @@ class Late(io.BytesIO):
 @pytest.fixture
 def codec(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCodec]:
     fake = FakeCodec("nvidia.nvimgcodec")
-    fake.calls, fake.broken = [], None
+    fake.calls, fake.by_kernels, fake.broken = [], [], None
     package = ModuleType("nvidia")
     package.nvimgcodec = fake  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "nvidia", package)
@@ -107,6 +126,28 @@ def test_the_files_of_a_call_are_decoded_in_one_batch(codec: FakeCodec, tmp_path
     assert codec.calls == [6]
     for pixels, wanted in zip(found, read_images(files), strict=True):
         assert torch.equal(pixels, wanted)
+
+
+@pytest.mark.parametrize("has_engines", [True, False])
+def test_kernels_decode_what_engines_do_not(codec: FakeCodec, has_engines: bool) -> None:
+    codec.has_engines = has_engines
+    files = [jpeg(), jpeg((64, 40), progressive=True), jpeg((30, 20)), jpeg((8, 8))]
+    with decoding_by(GpuDecoder(CPU)):
+        found = read_images(files)
+    assert (codec.calls, codec.by_kernels) == (([3], [2]) if has_engines else ([], [4]))
+    for pixels, wanted in zip(found, read_images(files), strict=True):
+        assert torch.equal(pixels, wanted)
+
+
+def test_files_with_two_sizes_are_left_to_the_cpu(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = SimpleNamespace(height=1000, width=61)
+    monkeypatch.setattr(codec, "CodeStream", lambda data: broken)
+    with decoding_by(GpuDecoder(CPU)):
+        (found,) = read_images(jpeg())
+    assert codec.calls == []
+    assert torch.equal(found, to_rgb(jpeg()))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -242,6 +283,18 @@ def test_without_nvimagecodec_the_package_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_the_real_codec_has_the_names_that_are_called() -> None:
     real = pytest.importorskip("nvidia.nvimgcodec")
-    assert real.CodeStream(jpeg()).width == 61
-    real.DecodeParams(apply_exif_orientation=False, color_spec=real.ColorSpec.SRGB)
-    assert {"decode"} <= set(dir(real.Decoder))
+    files = [jpeg(), jpeg((90, 30), progressive=True), jpeg(mode="L")]
+    sources = [real.CodeStream(data) for data in files]
+    params = real.DecodeParams(apply_exif_orientation=False, color_spec=real.ColorSpec.SRGB)
+    made = [np.empty((source.height, source.width, 3), np.uint8) for source in sources]
+    codec = real.Decoder(
+        device_id=real.NVIMGCODEC_DEVICE_CPU_ONLY,
+        max_num_cpu_threads=1,
+        backends=[real.Backend(real.BackendKind.CPU_ONLY)],
+        options=":fancy_upsampling=1",
+    )
+    images = [real.as_image(pixels, 0) for pixels in made]
+    assert all(codec.decode(sources, images=images, params=params, cuda_stream=0))
+    for pixels, data in zip(made, files, strict=True):
+        assert np.array_equal(pixels, to_rgb(data).permute(1, 2, 0).numpy())
+    assert real.BackendKind.HW_GPU_ONLY != real.BackendKind.HYBRID_CPU_GPU
