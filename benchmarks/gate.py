@@ -47,6 +47,7 @@ import torch
 from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
 from benchmarks.measuring.machine import ROOT, describe_machine
 from benchmarks.measuring.results import write_results
+from benchmarks.measuring.tables import markdown
 from benchmarks.towers import TOWERS, Tower
 from benchmarks.traffic.photographs import cut_photographs, write_jpegs
 from encoders.base.vision_encoder import VisionEncoder
@@ -528,6 +529,52 @@ PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], dict[str, Tower]]] = {
     "memory": (measure_memory, GATED),
 }
 """What measures each part, and its towers."""
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions."""
+    machine, cores = results["machine"]["gpu"], results["machine"]["cores"]
+    calls = [
+        (tower, label, *(f"{row[name]:.1f}" for name in ("tower_ms", "cpu_ms", "gpu_ms")))
+        for tower, rows in results["bytes"].items()
+        for label, row in rows.items()
+    ]
+    streams = []
+    for tower, row in results["stream"].items():
+        rates = row["images per second"]
+        names = ("replays", "memory", "decoding, cpu", "files, cpu", "decoding, gpu", "files, gpu")
+        streams.append((tower, *(f"{rates[name]:,.0f}" for name in names)))
+    head = (
+        "tower",
+        "images",
+        "tower alone",
+        'from bytes, `decode="cpu"`',
+        'from bytes, `decode="gpu"`',
+    )
+    heads = (
+        "tower",
+        "replays",
+        "decoded images",
+        "CPU decoding alone",
+        "files, CPU decoding",
+        "GPU decoding alone",
+        "files, GPU decoding",
+    )
+    return "\n\n".join(
+        (
+            f"Milliseconds of `GraphedEncoder.encode` from the bytes of JPEG files, {machine}:",
+            markdown(head, calls),
+            f"Images per second of `embed_many` over images of seven sizes, {machine}, "
+            f"{cores} cores, 16 threads:",
+            markdown(heads, streams),
+        )
+    )
+
+
+def sentence(results: Mapping[str, Any]) -> str:
+    """Return the milliseconds from bytes to features of one image of 448x448 pixels."""
+    row = results["bytes"]["Qwen3-VL-8B"]["1x448"]
+    return f'{row["cpu_ms"]:.1f} ms, or {row["gpu_ms"]:.1f} ms with `decode="gpu"`'
 
 
 def result_file() -> Path:

@@ -24,6 +24,7 @@ from benchmarks import (
     fetch,
     first_token,
     fp8,
+    gate,
     image_towers,
     starts,
 )
@@ -135,6 +136,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "starts": lambda: "\n\n".join(
         starts.table(results(f"starts_{gpu}")) for gpu in ("h200", "h100")
     ),
+    "from bytes": lambda: gate.table(results("gate_h200")),
+    "one image from bytes": lambda: gate.sentence(results("gate_h200")),
     "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
