@@ -2,7 +2,7 @@
 
 A captured budget has one time, and the time of an eager run is interpolated between a few sizes.
 ``measuring`` measures the times at capture. They never change afterwards, so that the
-same call is packed alike every time. They can be saved and loaded.
+same call is packed in the same way every time. They can be saved and loaded.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def choose_form(
     """
     accelerator = _find_accelerator(encoder)
     # A wrapper that passes on its module's attributes is not accelerated: `accelerated()` would be
-    # a form of the wrapped module alone, without the steps of the wrapper's own forward.
+    # a form of only the wrapped module, without the steps of the wrapper's own forward.
     accelerates_itself = issubclass(type(encoder), AcceleratesItself)
     if accelerator is not None:
         reason = "this encoder is accelerated already (pass the one accelerated() was called on)"

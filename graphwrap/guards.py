@@ -100,7 +100,7 @@ class WeightGuard:
         self._tensors = [value for _, _, value in tensors + plain]
         # A weight rebound to another view of its memory may keep its address. A slice has another
         # size. Only a square weight still fits its module when it is transposed, so strides, which
-        # take longest to read, are compared for square weights alone.
+        # take longest to read, are compared only for square weights.
         self._squares = [t for t in self._tensors if t.ndim == 2 and t.shape[0] == t.shape[1]]
         self._addresses, self._counts, self._strides = self._locations()
         first_values = [slots.get(name) for slots, name, _ in attributes]

@@ -1,7 +1,7 @@
 """The sizes of a tower: a published config, completed by the shapes of tensors.
 
-Published configs may leave out fields that transformers has defaults for. The tensors tell most of
-them, and a family's record says which shape tells which field.
+Published configs may omit fields that transformers has defaults for. Most of them follow from the
+shapes of tensors, and a family's record says how.
 """
 
 from __future__ import annotations

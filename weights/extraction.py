@@ -110,8 +110,7 @@ def _refuse_own_folder(origin: Path, out: Path) -> None:
 def _check_target(out: Path, overwrite: bool) -> None:
     """Raise a :class:`CheckpointError` unless the folder ``out`` can be made or replaced.
 
-    The folder may be absent or empty or, with ``overwrite``, hold the files of an extracted tower
-    alone.
+    The folder may be absent or empty or, with ``overwrite``, hold only files of an extracted tower.
     """
     try:
         if out.is_symlink():

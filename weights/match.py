@@ -80,7 +80,7 @@ def find_family(contents: Contents, family_name: str | None = None) -> Family:
     section, parents = vision_section(contents.config)
     types = [part.get("model_type") for part in (section, *parents)]
     _check_refused(types, label)
-    kind = _telling_type(types)
+    kind = _deciding_type(types)
     if contents.family is not None:
         candidates, description = [FAMILIES[contents.family]], ""
     else:
@@ -119,15 +119,15 @@ def _check_refused(types: Iterable[object], label: str) -> None:
                 )
 
 
-def _telling_type(types: Iterable[object]) -> str | None:
-    """Return the first model type in ``types`` that tells the tower's family, None without one.
+def _deciding_type(types: Iterable[object]) -> str | None:
+    """Return the first model type in ``types`` that decides the tower's family, None without one.
 
     ``types`` begins with the type of the tower's part of the config and ends with that of the whole
     model, which decides for MiniMax-M3: its tower has the type clip_vision_model of CLIP's towers.
     """
     model_types = [kind for kind in types if isinstance(kind, str)]
-    telling_types = [kind for kind in model_types if kind != "clip_vision_model"]
-    return next(iter(telling_types or model_types), None)
+    deciding_types = [kind for kind in model_types if kind != "clip_vision_model"]
+    return next(iter(deciding_types or model_types), None)
 
 
 def _families_of_type(kind: str | None, architecture: object) -> tuple[list[Family], str]:

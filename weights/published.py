@@ -229,7 +229,7 @@ def similar_names(repo_id: str) -> str:
     """Return a clause for an error that lists published repo ids spelt like an unknown one.
 
     The ``repo_id`` may lack its owner; case does not matter. The clause begins with a semicolon;
-    it is empty if no id is spelt alike, or if ``repo_id`` itself is a published one.
+    it is empty if no id is spelt similarly, or if ``repo_id`` itself is a published one.
     """
     ids = sorted(model.repo_id for model in _published())
     spelt = {name: x for x in ids for name in (x.lower(), x.partition("/")[2].lower())}

@@ -306,7 +306,7 @@ class Molmo2Encoder(PathsEncoder):
     def _maps_of_items(self, features: Tensor, inputs: VisionInputs) -> list[dict[str, Tensor]]:
         """Return per item the maps "image" and "tiles", [1, rows, columns, D].
 
-        The map of the crops has each patch once. A clip has the map "image" alone, of all its
+        The map of the crops has each patch once. A clip has only the map "image", of all its
         frames, [t, rows, columns, D].
         """
         items = self._crops_of(inputs)

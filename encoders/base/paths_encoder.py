@@ -149,7 +149,7 @@ def tilings_of(
     Args:
         inputs: inputs with the whole image of an item in the path "image", its tiles in "tiles".
         tiles_alone: whether an item without a whole image has its tiles in the path "image".
-        clips: whether an item may have several frames, all tiled alike.
+        clips: whether an item may have several frames, all tiled in the same way.
 
     Raises:
         ValueError: a path has another number of views of an item than ``inputs.tiles`` implies.

@@ -23,7 +23,7 @@ Deliberate differences:
 - Views of another size than in the config are accepted; their positions are interpolated as
   ``CLIPVisionModel(interpolate_pos_encoding=True)`` does, in float32 or wider.
 - The norm after the blocks is also taken of the patches, which makes the tokens; the source norms
-  the class token alone.
+  only the class token.
 - Blocks after LLaVA's ``select_layer``, and the norm after the blocks, are loaded (strictly) and
   not run.
 """

@@ -165,7 +165,7 @@ class DeepseekOCR2Config:
     def _from_transformers(
         cls, config: Mapping[str, object], vision: Mapping[str, object]
     ) -> DeepseekOCR2Config:
-        """Read a config of transformers; a size that it leaves out is refused, as none has it."""
+        """Read a config of transformers; a missing size is an error, because none has a default."""
         sam, stack = find_section(vision, "sam_config"), find_section(vision, "encoder_config")
         require_value(stack, "hidden_act", "silu")
         require_value(stack, "use_sliding_window", False)

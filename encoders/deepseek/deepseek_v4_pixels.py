@@ -6,7 +6,7 @@ which resize by Pillow.
 Deliberate differences:
 
 - Pixels are float32; the source rounds them to bfloat16.
-- The least area of an image is in ``min_pixels`` of the config alone, no keyword changes it.
+- Only the config's ``min_pixels`` sets the least area of an image; no keyword changes it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FlashPreprocessor(PatchPreprocessor):
         **PatchPreprocessor.refusals,
         **dict.fromkeys(
             ("min_pixels", "max_pixels", "max_tiles", "max_soft_tokens"),
-            "this family takes the sizes of images from its config.json alone; leave it out",
+            "this family takes the sizes of images only from its config.json; leave it out",
         ),
     }
 

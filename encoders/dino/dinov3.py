@@ -15,7 +15,7 @@ Shapes: P patches row by row, S segments (images or frames), r rows before the p
 Deliberate differences:
 
 - Images of any size are packed; transformers takes batches of one size.
-- ``last_hidden_state`` and ``pooler_output`` have patches alone; the class token and the registers,
+- ``last_hidden_state`` and ``pooler_output`` have only patches; the class token and the registers,
   normed, are ``extras["prefix"]``. transformers' ``pooler_output`` is the first of them.
 - The patch embedding is a product with the stored Conv2d weight, the same sums.
 - The rotation multiplies in float32 and rounds to the tower's dtype once; transformers rounds

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class KeylessBiasLinear(nn.Linear):
-    """The projection of queries, keys and values [Q; K; V] with a bias of Q and V alone.
+    """The projection of queries, keys and values [Q; K; V] with a bias only of Q and V.
 
     Rotated keys with a bias would not be the same, so the bias of keys cannot be a parameter.
     """

@@ -39,7 +39,7 @@ COMMANDS = {
         "vitgraph encode Qwen/Qwen3-VL-2B-Instruct street.jpg --out street.safetensors",
     ),
     "embed": CommandHelp(
-        "Encode a folder of images and clips into shards of vectors; goes on where it was stopped.",
+        "Encode a folder of images and clips into shards of vectors; resumes where it stopped.",
         "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors",
     ),
     "search": CommandHelp(

@@ -317,7 +317,7 @@ def _check_adapter(tower: Tower, image_token_id: int | None) -> None:
     qwen3 = isinstance(tower, Qwen3VLEncoder)
     if image_token_id is None and not qwen3:
         raise ValueError(
-            f"Dynamo takes features of {type(tower).__name__} for text-only decoders alone: set "
+            f"Dynamo takes features of {type(tower).__name__} only for text-only decoders: set "
             f"{PREFIX}IMAGE_TOKEN_ID to the decoder's placeholder, or serve the model without "
             "--custom-encoder-class"
         )
@@ -333,5 +333,5 @@ def _refusal(rule: str, reason: ValueError) -> ValueError:
     """Return an error with a text for the client, and log the reason, which clients must not
     see.
     """
-    _LOG.info("an image is refused: %s", reason)
+    _LOG.info("an image is rejected: %s", reason)
     return ValueError(f"the image {rule}")

@@ -239,7 +239,7 @@ class DataParallelEncoder(EncodesItems[PartialOutput]):
                     f"pixel_values is a {type(inputs).__name__} "
                     f"{'without' if grid_thw is None else 'with'} grid_thw, and this encoder has "
                     f"the paths {', '.join(self._paths)}: pass the whole result of "
-                    "encoder.preprocess(...), with one path alone also pixel_values and grid_thw"
+                    "encoder.preprocess(...), with only one path also pixel_values and grid_thw"
                 )
             return inputs, grid_thw
         if grid_thw is not None:

@@ -28,7 +28,7 @@ def find_channel(device: torch.device, backends: Mapping[str, str]) -> torch.dev
     if "cpu" in backends:
         return torch.device("cpu")
     raise ValueError(
-        f"the encoder is on {device}, and the group reaches {', '.join(backends)} alone: "
+        f"the encoder is on {device}, and the group reaches only {', '.join(backends)}: "
         "move the encoder there, or call init_process_group('gloo')"
     )
 

@@ -98,7 +98,7 @@ def _is_gated(shapes: Shapes) -> bool:
     return inner == 2 * read
 
 
-_CONFIG_FIELDS: Fields = {  # shapes do not tell the number of heads
+_CONFIG_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes
     ("hidden_size",): length(_PATCH, 0),
     ("num_hidden_layers",): block_count("blocks."),
     ("patch_size",): length(_PATCH, 3),
@@ -218,7 +218,7 @@ _V3_TIMM_GATED = replace(
 )
 
 _V3_BIAS = "blocks.0.attn.qkv.q_bias"
-_V3_FIELDS: Fields = {  # shapes do not tell the number of heads
+_V3_FIELDS: Fields = {  # the number of heads cannot be inferred from shapes
     ("hidden_size",): length(_PATCH, 0),
     ("intermediate_size",): length("blocks.0.mlp.fc2.weight", 1),
     ("num_hidden_layers",): block_count("blocks."),

@@ -21,7 +21,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """The shapes of the tower's tensors, by the names that the encoder gives them."""
 Fields: TypeAlias = Mapping[tuple[str, ...], Callable[[Shapes], object]]
 """All names of a field in published configs -> the function that reads its value from the shapes of
-the tower's tensors, or raises a LookupError if they do not tell it. In a name like
+the tower's tensors, or raises a LookupError if they do not determine it. In a name like
 ``text_config.hidden_size``, the part before the dot is the section that has the field."""
 
 

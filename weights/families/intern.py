@@ -120,7 +120,7 @@ _OUTER_FIELDS: Fields = {
 def _parse_config(config: JsonObject, shapes: Shapes) -> InternViTConfig:
     """Return the encoder's config, with a projector exactly if the checkpoint has its tensors.
 
-    The published ``config`` may leave out the projector's output width; ``shapes`` tells it then.
+    The projector's output width may be missing in ``config``; ``shapes`` then determine it.
     """
     built = InternViTConfig.from_hf(config)
     projected = any(name.startswith("mlp1.") for name in shapes)

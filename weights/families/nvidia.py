@@ -125,7 +125,7 @@ def _video_frames(shapes: Shapes) -> int:
     return video[1] // shapes["patch_embed.weight"][1] if video else 1
 
 
-_FIELDS: Fields = {  # shapes do not tell the number of heads, nor of class tokens
+_FIELDS: Fields = {  # the numbers of heads and class tokens cannot be inferred from shapes
     ("hidden_size",): length("blocks.0.mlp.fc2.weight", 0),
     ("mlp_ratio",): lambda shapes: (
         shapes["blocks.0.mlp.fc1.weight"][0] / shapes["blocks.0.mlp.fc2.weight"][0]

@@ -85,6 +85,6 @@ HUNYUAN_VL = Family(
     },
     refusals=dict.fromkeys(
         ("hy_v4_vl", "hy_v4_vl_vision"),
-        "its positions lie elsewhere, and its merger has newlines alone",
+        "its positions lie elsewhere, and its merger has only newlines",
     ),
 )

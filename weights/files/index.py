@@ -58,7 +58,7 @@ class Contents:
     def headers(self, files: Collection[str]) -> dict[str, Header]:
         """Return the headers of the safetensors ``files``, by name, in as few requests as possible.
 
-        The index tells about how long a header is: a tensor takes its name and some 85 characters.
+        The length of a header is estimated: a tensor takes its name and some 85 characters.
         A file that is not there raises a CheckpointError.
         """
         guesses = dict.fromkeys(sorted(files), 256)
