@@ -168,7 +168,7 @@ def measure_job(
     which is removed.
     """
     checkpoint, photos, out = places
-    _, *times = time_jobs(checkpoint, photos, out, options, written)
+    _, *times = time_jobs(checkpoint, photos, out, options, options.repeats + 1, written)
     seconds = statistics.median(one.seconds for one in times)
     jobs = [out / f"out{number}" for number in range(1, options.repeats + 1)]
     steady = statistics.median(map(steady_rate, jobs))

@@ -238,7 +238,8 @@ def measure(
         found = measure_limits(setup, paths, options)
         empty_cache()  # the job captures graphs of its own
         photos = paths[0].parent
-        jobs = time_jobs(checkpoint, photos, Path(folder), options, first=paths[:FIRST])
+        count, first = options.repeats, paths[:FIRST]
+        jobs = time_jobs(checkpoint, photos, Path(folder), options, count, first=first)
         job = compare_times(len(paths), {JOB: jobs})
         yield row_of(name, job, found)
         for peer, run in peers(name, checkpoint, setup, options):

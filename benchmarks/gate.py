@@ -298,21 +298,20 @@ def time_jobs(
     photos: Path,
     out: Path,
     options: argparse.Namespace,
+    count: int,
     written: Sequence[str] = ("--pool", "mean"),
     first: Sequence[Path] = (),
 ) -> list[Times]:
     """Return the times in which ``vitgraph embed`` writes the shards of a folder, of each job.
-
-    There is one more job than there are repeats: the first one, which nothing came before.
 
     Args:
         checkpoint: the folder of the tower.
         photos: the folder of the images.
         out: the folder to which the folders of the jobs are written.
         options: the options of the benchmark.
+        count: the number of jobs, one after the other.
         written: the arguments that say what the jobs write.
-        first: images that the encoder of each job embeds before its time begins; with them, there
-            are as many jobs as repeats.
+        first: images that the encoder of each job embeds before its time begins.
     """
     from vitgraph.cli import main as vitgraph
     from vitgraph.embedding import job as jobs
@@ -345,7 +344,7 @@ def time_jobs(
         patch.object(manifest, "write_list", listed),
         contextlib.redirect_stdout(None),
     ):
-        for number in range(options.repeats + (not first)):
+        for number in range(count):
             folder = str(out / f"out{number}")
             code = vitgraph(["embed", str(checkpoint), str(photos), "--out", folder, *command])
             assert code == 0
@@ -374,12 +373,8 @@ def measure_job(setup: Setup) -> dict[str, Any]:
             paths.append(photos / f"{number:06d}.jpg")
             os.link(paths[number - len(files)], paths[-1])
         found = {"embed_many": [stream(paths) for _ in range(options.repeats)]}
-        first, *found[JOB] = time_jobs(checkpoint, photos, Path(folder), options)
-    return {
-        **compare_times(len(paths), found),
-        "seconds of the first job": rounded(first._asdict()),
-        "goal": GOALS["job"]["all"][0],
-    }
+        found[JOB] = time_jobs(checkpoint, photos, Path(folder), options, options.repeats)
+    return {**compare_times(len(paths), found), "goal": GOALS["job"]["all"][0]}
 
 
 def compare_times(items: int, found: Mapping[str, Sequence[Times]]) -> dict[str, Any]:
@@ -393,20 +388,14 @@ def compare_times(items: int, found: Mapping[str, Sequence[Times]]) -> dict[str,
     result: dict[str, Any] = {"items": items, **images_per_second(whole)}
     result[STEADY] = steady
     for part in ("start", "end", "listing"):
-        medians_of = {
-            name: statistics.median(getattr(one, part) for one in times)
+        result[f"seconds, {part}"] = {
+            name: round(statistics.median(getattr(one, part) for one in times), 3)
             for name, times in found.items()
         }
-        result[f"seconds, {part}"] = rounded(medians_of)
     if "embed_many" in found:
         for label, rates_of in (("ratio", rate), ("steady ratio", steady)):
             result[label] = round(rates_of[JOB] / rates_of["embed_many"], 3)
     return result
-
-
-def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds with three digits after the point."""
-    return {name: round(value, 3) for name, value in seconds.items()}
 
 
 def measure_peers(setup: Setup) -> dict[str, Any]:
