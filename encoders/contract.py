@@ -50,6 +50,7 @@ from .data import (
     Tiling,
     VisionInputs,
     is_of_prefix,
+    named_tensors,
     output_like,
 )
 
@@ -88,6 +89,7 @@ __all__ = [
     "VisionInputs",
     "is_library",
     "is_of_prefix",
+    "named_tensors",
     "output_like",
     "warn_caller",
 ]

@@ -206,18 +206,25 @@ def _map_tensors(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
 
 
 def _to_arrays(output: EncoderOutput | PartialOutput) -> dict[str, Array]:
-    """Return the tensors of an output as NumPy arrays by name; a field that is None is left out."""
-    hidden, pooled, layers, extras = output
-    named = {"last_hidden_state": hidden, "pooler_output": pooled}
-    named |= {f"deepstack.{number}": layer for number, layer in enumerate(layers or ())}
-    named |= extras
+    """Return the tensors of an output as NumPy arrays by name, bfloat16 as float32."""
     arrays: dict[str, Array] = {}
-    for name, tensor in named.items():
-        if tensor is not None:
-            on_host = tensor.detach().cpu()
-            is_bf16 = on_host.dtype == torch.bfloat16  # a dtype that NumPy does not have
-            arrays[name] = (on_host.float() if is_bf16 else on_host).numpy()
+    for name, tensor in named_tensors(output).items():
+        on_host = tensor.detach().cpu()
+        is_bf16 = on_host.dtype == torch.bfloat16  # a dtype that NumPy does not have
+        arrays[name] = (on_host.float() if is_bf16 else on_host).numpy()
     return arrays
+
+
+def named_tensors(output: EncoderOutput | PartialOutput) -> dict[str, Tensor]:
+    """Return the tensors of an output by name, those of DeepStack as "deepstack.0" and so on.
+
+    A field that is None has no entry.
+    """
+    hidden, pooled, layers, extras = output
+    fields = {"last_hidden_state": hidden, "pooler_output": pooled}
+    tensors = {name: tensor for name, tensor in fields.items() if tensor is not None}
+    tensors |= {f"deepstack.{number}": layer for number, layer in enumerate(layers or ())}
+    return {**tensors, **extras}
 
 
 def _describe(value: object) -> str:

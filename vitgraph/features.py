@@ -32,7 +32,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from encoders.contract import EncoderOutput, PartialOutput
+from encoders.contract import EncoderOutput, PartialOutput, named_tensors
 from encoders.stored_tensors import STORED_DTYPES
 from encoders.streams import Pool
 from weights import JsonObject
@@ -158,7 +158,8 @@ def writing_features(
 
         def add(item: Item, result: EncoderOutput | PartialOutput | Tensor) -> None:
             spool.add(f"item{len(items)}.grid_thw", torch.tensor(item.grid_thw))
-            for name, tensor in _named_tensors(result):
+            tensors = {"vector": result} if isinstance(result, Tensor) else named_tensors(result)
+            for name, tensor in tensors.items():
                 stored_tensor = cast_in_range(tensor, file_format.dtype, item.name)
                 spool.add(f"item{len(items)}.{name}", stored_tensor)
             items.append(item)
@@ -176,21 +177,6 @@ def writing_features(
         # A reader sees the old file or the new one, never half of one.
         with writing_atomic(path) as temporary, temporary.open("wb") as file:
             spool.write(file, {"vitgraph": json.dumps(header)})
-
-
-def _named_tensors(result: EncoderOutput | PartialOutput | Tensor) -> list[tuple[str, Tensor]]:
-    """Return the tensors of an output, or a pooled vector, with the ends of their names in a
-    features file, such as "pooler_output".
-
-    Fields of an output that are None are left out.
-    """
-    if isinstance(result, Tensor):
-        return [("vector", result)]
-    hidden, pooled, deepstack, extras = result
-    fields = {"last_hidden_state": hidden, "pooler_output": pooled}
-    tensors = [(name, tensor) for name, tensor in fields.items() if tensor is not None]
-    tensors += [(f"deepstack.{j}", tensor) for j, tensor in enumerate(deepstack or ())]
-    return [*tensors, *extras.items()]
 
 
 _DTYPES = {dtype: name for name, dtype in STORED_DTYPES.items()} | {torch.int64: "I64"}
