@@ -54,6 +54,7 @@ from ..inputs.intake import (
     read_rows,
     to_rows,
 )
+from ..layers.torch_internals import copies_of
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem
 from .device import DeviceQueue
@@ -718,7 +719,7 @@ def _values_of(part: _Fetched | _Embedded) -> Sequence[Arrays | Exception | Tens
     """Return the arrays of items, or their vectors, each in its own memory."""
     if isinstance(part, _Fetched):
         return part.collected.results(part.host)
-    return torch._foreach_mul(part.vectors.unbind(), 1.0)  # one kernel, the same bits
+    return copies_of(part.vectors.unbind())
 
 
 def _as_tensor(rows: Tensor | AnyArray) -> Tensor:

@@ -234,11 +234,11 @@ def test_a_large_jpeg_of_a_path_is_read_whole(tmp_path: Path) -> None:
 def test_pil_decodes_jpegs_if_its_libjpeg_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check_feature", lambda feature: False)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
-    jpeg_files._is_fast.cache_clear()
+    jpeg_files.is_fast.cache_clear()
     try:
         require_equal(FILES["subsampling 2"])
     finally:
-        jpeg_files._is_fast.cache_clear()
+        jpeg_files.is_fast.cache_clear()
 
 
 @pytest.mark.parametrize(
