@@ -334,10 +334,8 @@ class Capturer:
         """
         device = self.form.device
         free, total = torch.cuda.mem_get_info(device)
-        allocated, reserved = (
-            torch.cuda.memory_allocated(device),
-            torch.cuda.memory_reserved(device),
-        )
+        allocated = torch.cuda.memory_allocated(device)
+        reserved = torch.cuda.memory_reserved(device)
         limit = int(total * torch.cuda.get_per_process_memory_fraction(device))
         available = max(min(free + reserved - allocated, limit - allocated), 0) // divisor
         row_bytes = self._bytes_per_row(budget_set)

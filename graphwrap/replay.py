@@ -222,10 +222,8 @@ class Executor:
         items of the call.
         """
         assert step.budget is not None
-        graph, key = (
-            self.graphs.by_budget[step.budget],
-            (step.budget, step.grids, step.spans["rows"]),
-        )
+        graph = self.graphs.by_budget[step.budget]
+        key = step.budget, step.grids, step.spans["rows"]
         if self.written_key != key:
             metadata_bytes = self._prepare(key, step)["metadata_bytes"]
             self._keep_for_stream(metadata_bytes)

@@ -44,10 +44,8 @@ def _check_fit(tower: FoundTower, expected: Mapping[str, tuple[int, ...]]) -> No
     present = {tensor.name: tensor for tensor in tower.tensors}
     published: dict[str, tuple[int, ...]] = {}
     for encoder_name, encoder_shape in expected.items():
-        parts, shape = (
-            layout.published_names(encoder_name),
-            layout.published_shape(encoder_name, encoder_shape),
-        )
+        parts = layout.published_names(encoder_name)
+        shape = layout.published_shape(encoder_name, encoder_shape)
         for local in parts:
             rows = (shape[0] // len(parts), *shape[1:]) if shape else shape
             published[layout.full_name(prefix, local)] = rows

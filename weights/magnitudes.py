@@ -33,10 +33,7 @@ class Magnitudes:
         size = dtype.itemsize
         bits = 8 * size
         self._dtype, self._sign = dtype, 1 << (bits - 1)
-        self._signed, self._unsigned = (
-            np.dtype(f"i{dtype.itemsize}"),
-            np.dtype(f"u{dtype.itemsize}"),
-        )
+        self._signed, self._unsigned = np.dtype(f"i{size}"), np.dtype(f"u{size}")
         self._exponents = sum(1 << (bits - 2 + shift) for shift in range(0, 64, bits))
         self._largest = 0
 

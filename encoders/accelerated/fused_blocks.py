@@ -316,11 +316,8 @@ class FusedForward:
         fuses_gelu = fuses_gelu and is_plain(up) and not clamps(down)
         if kind == "gelu_tanh" and fuses_gelu and up.bias is not None:
             return gelu_tanh_product(rows, up.weight, up.bias), None
-        inner, ranges = (
-            self._apply_linear(up, rows),
-            (single_ranges(up)[1], None, single_ranges(down)[0]),
-        )
-        in_place = self._is_own(up)
+        inner, in_place = self._apply_linear(up, rows), self._is_own(up)
+        ranges = single_ranges(up)[1], None, single_ranges(down)[0]
         return self.activations.activate(inner, kind, ranges=ranges, in_place=in_place), None
 
     def _activate_gated_mlp(

@@ -97,10 +97,8 @@ class CanvasPreprocessor(OnePathViews):
         size = self.image_size
         max_height, max_width = rows * size, columns * size
         if not self.largest:
-            max_height, max_width = (
-                min(max(height, size), max_height),
-                min(max(width, size), max_width),
-            )
+            max_height = min(max(height, size), max_height)
+            max_width = min(max(width, size), max_width)
         width_scale, height_scale = max_width / width, max_height / height
         if width_scale < height_scale:
             return max(min(math.floor(height * width_scale), max_height), 1), max_width
