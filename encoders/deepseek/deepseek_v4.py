@@ -137,7 +137,7 @@ class DeepseekV4Config:
             max_image_tokens=read_size(vision, "max_image_tokens", default=384 if flat else 1024),
             min_pixels=read_size(vision, "min_pixels", default=147456 if flat else 295936),
             max_aspect=None if wide is None else read_ratio(vision, "max_wh_ratio", default=8.0),
-            paired_rows=flat,
+            paired_rows=flat and config.get("model_type") != "deepseek_v41",  # vLLM flattens it
         )
 
 

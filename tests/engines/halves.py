@@ -25,6 +25,7 @@ from drive import inspect_here
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import rms_norm
+from vllm.model_executor.models.utils import WeightsMapper
 
 from vitgraph.seeded import TEXT_WIDTH
 
@@ -38,6 +39,8 @@ class NoLayers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList()
         self.logits_processor = SimpleNamespace(scale=1.0)
+        self.config = SimpleNamespace(dtype=torch.float32)
+        self.hf_to_vllm_mapper = WeightsMapper()
 
     @property
     def model(self) -> NoLayers:
@@ -53,6 +56,11 @@ class NoLayers(nn.Module):
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return a row of zeros for each token, as wide as the small language models."""
         return torch.zeros(len(input_ids), TEXT_WIDTH)
+
+    @property
+    def embed_tokens(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The same for Nemotron's class, which puts text between the frames of a clip."""
+        return self.embed_input_ids
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Take weights, and fill nothing."""
@@ -102,7 +110,6 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
             make = getattr(import_module(module), name)
             if not isinstance(make, OfSizes):  # of the job before
                 setattr(import_module(module), name, OfSizes(make, sizes))
-        import_module("vllm.models.glm5next.common.multimodal").fused_q_kv_rmsnorm = norm_heads
         torch.set_default_dtype(torch.float32)
         model = made(vllm_config=config).eval()
         known = load_file(Path(job["model"]) / "model.safetensors")
@@ -117,9 +124,12 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def nested(entries: dict[str, torch.Tensor]) -> dict[str, Any]:
     """The inputs of a batch: those whose names end in numbers, such as "pixel_values.1.0", are
-    lists of tensors, or of lists of them."""
+    lists of tensors, or of lists of them, and those whose names end in "list" lists of numbers."""
     found: dict[str, Any] = {}
     for name in sorted(entries):
+        if name.endswith(".list"):
+            found[name.removesuffix(".list")] = entries[name].tolist()
+            continue
         holder: Any = found
         *outer, last = [int(part) if part.isdigit() else part for part in name.split(".")]
         for part in outer:
@@ -150,9 +160,30 @@ def start_ranks() -> None:
         parallel_state.initialize_model_parallel(1, 1, backend="gloo")
 
 
+class Float32:
+    """Stands for ``torch`` in a module whose class projects in bfloat16 whatever the dtype is."""
+
+    bfloat16 = torch.float32
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def mend() -> None:
+    """Replace what vLLM's classes do not do on a CPU, or in float32."""
+    import_module("vllm.models.glm5next.common.multimodal").fused_q_kv_rmsnorm = norm_heads
+    whole = import_module("vllm.models.deepseek_v4.common.vl_model")
+    name = "DeepseekV4ForConditionalGeneration"
+    setattr(import_module("vllm.models.deepseek_v4"), name, getattr(whole, name))
+    # oneDNN takes no transposed rows, which the aligner of DeepSeek-V4 makes.
+    import_module("vllm._custom_ops")._supports_onednn = False
+    import_module("vllm.model_executor.models.nano_nemotron_vl").torch = Float32()
+
+
 def main() -> None:
     """Run every job, and write the features and the names of their files."""
     inspect_here()
+    mend()
     answers: dict[str, str] = {}
     for name, job in json.loads(Path(sys.argv[1]).read_text()).items():
         print(f"### {name}", flush=True)

@@ -81,11 +81,53 @@ def crops(vision: dict[str, Any]) -> Batch:
 
 
 def slices(vision: dict[str, Any]) -> Batch:
-    """An image without slices, and one with one; their patches lie side by side."""
+    """An image without slices, one with one, and a clip; their patches lie side by side."""
     patch, sizes = vision.get("patch_size", 14), torch.tensor([[8, 4], [4, 8], [4, 8]])
     places = zip(("0.0", "1.0", "1.1"), sizes.tolist(), strict=True)
     batch = {f"pixel_values.{place}": noise(3, patch, h * w * patch) for place, (h, w) in places}
-    return {**batch, "tgt_sizes.0": sizes[:1], "tgt_sizes.1": sizes[1:].clone()}
+    batch |= {"tgt_sizes.0": sizes[:1], "tgt_sizes.1": sizes[1:].clone()}
+    frames = {f"video_pixel_values.0.{n}": noise(3, patch, 16 * patch) for n in range(2)}
+    return {**batch, **frames, "video_tgt_sizes.0": torch.tensor([[4, 4], [4, 4]])}
+
+
+def ragged(vision: dict[str, Any]) -> Batch:
+    """Two images of DeepSeek-V4.1 whose last tokens have fewer patches than others."""
+    patch, grids = vision.get("patch_size", 14), torch.tensor([[4, 7], [6, 3]])
+    tokens = (grids + 2) // 3
+    spans = [[0, *([1] * w + [2]) * h, 3] for h, w in tokens.tolist()]
+    types = torch.tensor([kind for span in spans for kind in span])
+    batch = {"patches": noise(int(grids.prod(1).sum()), 3, patch, patch)}
+    return {**batch, "vit_grid": grids, "llm_grid": tokens, "types": types}
+
+
+def ordered(vision: dict[str, Any]) -> Batch:
+    """The same of DeepSeek-V4, with an order of the tokens of each image."""
+    batch = ragged(vision)
+    del batch["types"]
+    orders = [torch.randperm(int(n), generator=DICE) for n in batch["llm_grid"].prod(1)]
+    return {**batch, "perm": torch.cat(orders)}
+
+
+def dynamic(vision: dict[str, Any]) -> Batch:
+    """Two images of Nemotron Omni of different sizes, and a clip of three frames."""
+    images = {f"pixel_values_flat.{n}": noise(3, *size) for n, size in enumerate(SIZES)}
+    counts = {"num_tokens_per_image.list": torch.tensor([6, 4])}
+    return {**images, "imgs_sizes.list": torch.tensor(SIZES), **counts, **clip_frames()}
+
+
+def frames(vision: dict[str, Any]) -> Batch:
+    """Two images of Nemotron Nano VL of two tiles and of one, and a clip of three frames."""
+    images = {"pixel_values_flat": noise(3, 3, 64, 64)}
+    return {**images, "image_num_patches": torch.tensor([2, 1]), **clip_frames()}
+
+
+def clip_frames() -> Batch:
+    return {
+        "pixel_values_flat_video": noise(3, 3, 64, 64),
+        "video_num_patches": torch.tensor([3]),
+        "frames_indices": torch.arange(3),
+        "frame_duration_ms": torch.tensor([500]),
+    }
 
 
 def tiles(vision: dict[str, Any]) -> Batch:
@@ -143,6 +185,11 @@ class Half(NamedTuple):
     """Sizes of the tower that differ from those of the small checkpoint."""
     ours: dict[str, Any] = {"backend": "static", "max_budget": 1024}
     """The options of our tower."""
+    small: str = ""
+    """The small checkpoint, if it has another name than the half; its tower is made anew, with the
+    sizes of ``config``."""
+    prefix: tuple[str, str] = ("", "")
+    """The start of names of tensors, and what vLLM reads in its place."""
     around: tuple[str, ...] = ()
     """Tensors of the language model without which vLLM loads no weights."""
 
@@ -156,6 +203,17 @@ _TEXT = {
     "max_position_embeddings": 4096,
 }
 _DOTS = {**_CODE, **_TEXT, "hidden_size": WIDTH}
+_NEMOTRON = {
+    **_CODE,
+    "text_config": {**_TEXT, "model_type": "nemotron_h", "hidden_size": WIDTH},
+    "template": "chatml",
+    "image_tag_type": "internvl",
+    "vit_hidden_size": WIDTH,
+}
+_RADIO = {
+    "RadioConfig": {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 3}
+    | {"intermediate_size": 4 * WIDTH}
+}
 CONFIG_CODE = """
 from transformers import PretrainedConfig
 
@@ -250,6 +308,43 @@ HALVES = {
         "PaliGemmaForConditionalGeneration", f"{_MODELS}.paligemma", whole, vision=_SMALL
     ),
     "colpali": Half("ColPaliForRetrieval", f"{_MODELS}.paligemma", whole),
+    "modernvbert": Half(
+        "ColModernVBertForRetrieval",
+        f"{_MODELS}.colmodernvbert",
+        whole,
+        "ModernBertLayer",
+        ours=_EAGER,
+        prefix=("model.vision_model.", "model.vision_model.vision_model."),
+    ),
+    "deepseek_v4": Half(
+        "DeepseekV41ForCausalLM",
+        "vllm.models.deepseek_v41.nvidia.vl_model",
+        ragged,
+        "DeepseekV41LLMForCausalLM",
+    ),
+    "deepseek_v4_flat": Half(
+        "DeepseekV4ForConditionalGeneration",
+        "vllm.models.deepseek_v4.common.vl_model",
+        ordered,
+        small="deepseek_v4",
+        config={**_TEXT, "model_type": "deepseek_v4", "hidden_size": WIDTH}
+        | {"vision_n_layers": 2, "vision_dim": WIDTH, "vision_n_heads": 3}
+        | {"vision_inter_dim": 128},
+    ),
+    "nemotron": Half(
+        "NemotronH_Nano_Omni_Reasoning_V3",
+        f"{_MODELS}.nano_nemotron_vl",
+        dynamic,
+        config=_NEMOTRON,
+        sizes=_RADIO,
+    ),
+    "nemotron_nano_vl": Half(
+        "NemotronH_Nano_VL_V2",
+        f"{_MODELS}.nano_nemotron_vl",
+        frames,
+        config=_NEMOTRON,
+        sizes=_RADIO,
+    ),
     "molmo2": Half(
         "Molmo2ForConditionalGeneration",
         f"{_MODELS}.molmo2",
@@ -261,6 +356,7 @@ HALVES = {
     ),
 }
 """The small checkpoint of a model -> its class in vLLM."""
+SIZES = [(64, 96), (128, 32)]
 IMAGES, CLIPS = [(1, 4, 6), (1, 2, 4)], [(4, 4, 4)]
 BOUND = 1e-5
 """Bound for the relative L2 difference of the features of an image or clip."""
@@ -269,18 +365,24 @@ BOUND = 1e-5
 def write_half(folder: Path, kind: str) -> list[str]:
     """Write the checkpoint of a tower with a batch, and return the names of its tensors."""
     half = HALVES[kind]
-    write_seeded_checkpoint(folder, kind, width=WIDTH, dtype=torch.float32, shards=1)
+    write_seeded_checkpoint(folder, half.small or kind, width=WIDTH, dtype=torch.float32, shards=1)
     config = json.loads((folder / "config.json").read_text()) | half.config
+    if half.small:
+        config = half.config
     if half.vision:
         config["vision_config"] |= half.vision
-        write_sizes(folder, kind, config)
+    if half.small or half.vision:
+        write_sizes(folder, half.small or kind, config)
     (folder / "config.json").write_text(json.dumps(config))
     code = CONFIG_CODE.replace("MODEL_TYPE", config["model_type"])
     (folder / "configuration.py").write_text(code)
     write_tokenizer(folder, IDS, {"<image>": 398})
     save_file(half.batch(dict(vision_section(config)[0])), folder / "batch.safetensors")
-    if half.around:
-        tensors = load_file(folder / "model.safetensors")
+    if half.around or any(half.prefix):
+        tensors = {
+            name.replace(*half.prefix): tensor
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
         tensors |= {name: torch.zeros(1, WIDTH) for name in half.around}
         save_file(tensors, folder / "model.safetensors")
     with safe_open(folder / "model.safetensors", "pt") as file:

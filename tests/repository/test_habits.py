@@ -20,7 +20,7 @@ PACKAGES = (*LIBRARY, "vitgraph")
 THEIR_SIGNATURES = {
     ("transformers", "forward"),
     *(("sentence_transformers", name) for name in ("preprocess", "forward", "save", "load")),
-    ("replacing", "embed_multimodal"),
+    *((name, "embed_multimodal") for name in ("models", "replacing")),
     ("raw_processor", "get_hf_processor"),
 }
 """Functions of ``integrations`` with another library's signature, by file and name."""

@@ -377,6 +377,54 @@ def test_frames_of_a_clip_of_gemma_4_are_one_item(models: Any, tmp_path: Path) -
     torch.testing.assert_close(clip, encoder(rows, found).pooler_output, rtol=1e-4, atol=1e-5)
 
 
+def test_images_and_clips_of_nemotron_are_rows_of_one_tower(models: Any, tmp_path: Path) -> None:
+    write_seeded_checkpoint(tmp_path, "nemotron", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    made = models.__getattr__("NemotronH_Nano_Omni_Reasoning_V3")
+    made.patch_size, made.video_temporal_patch_size = 16, 2
+    model, encoder = build(models, made.__name__, config), load_encoder(tmp_path)
+    assert model.load_weights(named_as_in_vllm(tmp_path, model.record).items()) is not None
+    rows = draw(1, 48, 768)
+    found = model.extract_feature_dynamic(rows, [(64, 96), (96, 64)])
+    wanted = encoder(F.pad(rows[0], (0, 1536)), [(1, 4, 6), (1, 6, 4)]).pooler_output
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    pixels = draw(3, 3, 64, 96)
+    cells = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=16, q=16)
+    wanted = encoder(F.pad(cells.flatten(0, 1), (0, 1536)), [(1, 4, 6)] * 3).pooler_output
+    found = model.extract_feature(pixels).flatten(0, 1)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    pairs = torch.cat((cells[[0, 2]], cells[[1, 2]]), dim=-1)  # the last frame twice
+    wanted = encoder(F.pad(pairs.flatten(0, 1), (768, 0)), [(1, 4, 6)] * 2).pooler_output
+    found = model.extract_feature(pixels, num_frames=3).flatten(0, 1)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_images_of_deepseek_v4_are_encoded_in_one_batch(models: Any, tmp_path: Path) -> None:
+    """vLLM gives V4.1's config without sections, like V4's, which has one more tensor."""
+    write_seeded_checkpoint(tmp_path, "deepseek_v4", width=64, dtype=torch.float32, shards=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    vision = config.pop("vision_config")
+    config |= {"hidden_size": config.pop("text_config")["hidden_size"]}
+    config |= {"vision_n_layers": vision["num_hidden_layers"], "vision_dim": 64}
+    config |= {"vision_n_heads": vision["num_attention_heads"]}
+    config |= {"vision_inter_dim": vision["intermediate_size"]}
+    model = build(models, "DeepseekV41ForCausalLM", config)
+    model.load_weights(named_as_in_vllm(tmp_path, model.record).items())
+    encoder: Any = load_encoder(tmp_path)
+    rows, found, order = draw(34, 588), [(1, 4, 7), (1, 2, 3)], torch.tensor([5, 4, 3, 2, 1, 0, 0])
+    batch = {"patches": rows.view(-1, 3, 14, 14), "vit_grid": torch.tensor([[4, 7], [2, 3]])}
+    batch |= {"llm_grid": torch.tensor([[2, 3], [1, 1]]), "perm": order}
+    first, second = encoder(rows, found).pooler_output.split([6, 1])
+    items = model.embed_multimodal(**batch)
+    torch.testing.assert_close(items[0], first.flip(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(items[1], second, rtol=1e-4, atol=1e-5)
+    model._build_image_span = lambda tokens, types: (tokens, types)
+    del batch["perm"]
+    spans = model.embed_multimodal(**batch, types=torch.arange(14))
+    assert [len(types) for _, types in spans] == [10, 4]
+    torch.testing.assert_close(torch.cat([x for x, _ in spans]), torch.cat((first, second)))
+
+
 def test_norms_of_blocks_follow_vllm_where_it_does_not_follow_the_config(
     models: Any, tmp_path: Path
 ) -> None:

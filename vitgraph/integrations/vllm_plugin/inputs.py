@@ -146,8 +146,22 @@ def read_grids(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
     Its entry ``image_grid_hws`` has the rows and columns of patches of each image. ``batch`` has
     vLLM's inputs by name, ``encoder`` encodes them.
     """
-    grids = [(1, h, w) for h, w in read_tensor(batch, "image_grid_hws").tolist()]
-    return Packed(read_tensor(batch, "pixel_values").flatten(1), grids, [1] * len(grids))
+    return _rows_of_sizes(batch, "pixel_values", "image_grid_hws")
+
+
+def read_ragged(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
+    """Take patches [P, C, p, p] of DeepSeek-V4 or V4.1 out of a vLLM batch.
+
+    Its entry ``vit_grid`` has the rows and columns of patches of each image. ``batch`` has vLLM's
+    inputs by name, ``encoder`` encodes them.
+    """
+    return _rows_of_sizes(batch, "patches", "vit_grid")
+
+
+def _rows_of_sizes(batch: BatchInputs, pixels: str, sizes: str) -> Packed:
+    """Return the P patches of all images as rows; the entry ``sizes`` has rows and columns."""
+    grids = [(1, h, w) for h, w in read_tensor(batch, sizes).tolist()]
+    return Packed(read_tensor(batch, pixels).flatten(1), grids, [1] * len(grids))
 
 
 def read_patches(batch: BatchInputs, encoder: VisionEncoder) -> Packed:
@@ -279,6 +293,7 @@ READERS: Mapping[str, Callable[[BatchInputs, VisionEncoder], Packed]] = {
     "chunked tiles": read_chunked_tiles,
     "images": read_images,
     "grids": read_grids,
+    "ragged": read_ragged,
     "patches": read_patches,
     "chunks": read_chunks,
     "padded": read_padded,

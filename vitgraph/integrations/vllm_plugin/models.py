@@ -6,16 +6,21 @@ first base is :class:`.replacing.ReplacesTower` or a class of this module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import new_class
 
+import torch
+import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from vllm.model_executor.models.vision import run_dp_sharded_vision_model
 
-from encoders import MiniCPMVConfig, PathsEncoder, VisionEncoder
+from encoders import MiniCPMVConfig, PatchEncoder, PathsEncoder, VisionEncoder
+from encoders.contract import Grid
 
 from .inputs import (
     CLIP_READERS,
@@ -26,6 +31,7 @@ from .inputs import (
     Packed,
     read_flags,
     read_slices,
+    read_tensor,
 )
 from .raw_processor import raw_factories
 from .records import MODELS
@@ -115,6 +121,65 @@ class InternVL(ReplacesTower):
         return tokens
 
 
+class Nemotron(ReplacesTower):
+    """Base of the model class of Nemotron, whose tower runs on images of any size, on tiles, and on
+    frames or pairs of frames."""
+
+    def extract_feature(self, pixel_values: Tensor, num_frames: int | None = None) -> Tensor:
+        """Encode tiles, or frames of a clip, [B, 3, H, W], to [segments, tokens, width of the
+        language model]; a segment is a tile, a frame or, if ``num_frames`` is given, several."""
+        if not self.vision_tower_ours:
+            return super().extract_feature(pixel_values, num_frames)  # type: ignore[call-arg]
+        patch, joined = self.patch_size, self.video_temporal_patch_size
+        height, width = (side // patch for side in pixel_values.shape[2:])
+        rows = rearrange(pixel_values, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)
+        clip = num_frames is not None and joined > 1
+        if clip:
+            rows = torch.cat((rows, rows[-1:].expand(-len(rows) % joined, -1, -1)))
+            rows = rearrange(rows, "(b t) n c -> b n (t c)", t=joined)
+        tokens = self._encode_rows(rows.flatten(0, 1), [(1, height, width)] * len(rows), clip)
+        return torch.unflatten(tokens, 0, (len(rows), -1))
+
+    def extract_feature_dynamic(
+        self, pixel_values: Tensor, imgs_sizes: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """Encode images of any size, packed patches [1, P, 3*p*p], to tokens [N, width of the
+        language model]."""
+        if not self.vision_tower_ours:
+            return super().extract_feature_dynamic(pixel_values, imgs_sizes)
+        patch = self.patch_size
+        grids = [(1, height // patch, width // patch) for height, width in imgs_sizes]
+        return self._encode_rows(pixel_values[0], grids)
+
+    def _encode_rows(self, rows: Tensor, grids: list[Grid], clip: bool = False) -> Tensor:
+        """Encode patches, whose columns are those of images or, behind them, those of clips."""
+        encoder = self.our_tower.single
+        assert isinstance(encoder, PatchEncoder)
+        free = encoder.config.patch_dim - rows.shape[1]
+        tokens: Tensor = self.our_tower(F.pad(rows, (free, 0) if clip else (0, free)), grids)
+        return tokens
+
+
+class DeepseekV4(ReadsInputs):
+    """Base of the model classes of DeepSeek-V4 and V4.1, which put tokens into an order of their
+    own, or between delimiters."""
+
+    def embed_multimodal(self, **inputs: object) -> Embeddings:
+        """Encode images to one tensor [rows, width of the language model] per image."""
+        if not self.vision_tower_ours or inputs.get("patches") is None:
+            return super().embed_multimodal(**inputs)
+        self.capture_tower()
+        packed = READERS[self.record.reader](inputs, self.our_tower.single)
+        images, sizes = self._encode(packed), read_tensor(inputs, "llm_grid").tolist()
+        if "types" in inputs:  # V4.1
+            types = read_tensor(inputs, "types").split([h * (w + 1) + 2 for h, w in sizes])
+            spans = zip(images, types, strict=True)
+            return [self._build_image_span(tokens, kinds) for tokens, kinds in spans]
+        orders = read_tensor(inputs, "perm").split([h * w for h, w in sizes])
+        pairs = zip(images, orders, strict=True)
+        return [tokens[order.to(tokens.device)] for tokens, order in pairs]
+
+
 class PaliGemma(ReplacesTower):
     """Base of the model classes of PaliGemma and ColPali, whose tower runs on whole images."""
 
@@ -124,6 +189,15 @@ class PaliGemma(ReplacesTower):
             return super()._image_pixels_to_features(vision_tower, pixel_values)
         tokens: Tensor = self.our_tower(pixel_values)
         return tokens
+
+
+_BASES: Mapping[str, type[ReplacesTower]] = {
+    "intern_vit": InternVL,
+    "paligemma": PaliGemma,
+    "nemotron": Nemotron,
+    "deepseek_v4": DeepseekV4,
+}
+"""Family -> the base of its model classes, if none of the others fits."""
 
 
 @cache  # so that a name always means the same class
@@ -142,10 +216,7 @@ def __getattr__(name: str) -> type:
         mixin = ReadsViews
     if record.reader == "slices":
         mixin = ReadsSlices
-    if record.module == "internvl":
-        mixin = InternVL
-    if record.family == "paligemma":
-        mixin = PaliGemma
+    mixin = _BASES.get(record.family, mixin)
     text = f"The class of vLLM with a vision tower of the family {record.family}."
     facts: dict[str, object] = {"record": record, "__module__": __name__, "__doc__": text}
     if record.sends_images:

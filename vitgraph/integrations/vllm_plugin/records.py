@@ -52,6 +52,8 @@ class Record(NamedTuple):
         """Whether vLLM's processor may send images as uint8, which the engine's process cuts."""
         if self.takes != "patches":
             return self.module == "internvl"
+        if self.family == "nemotron":
+            return False  # vLLM has a processor of its own for it
         return self.reader in ("", "images", "patches", "positions")
 
 
@@ -60,7 +62,13 @@ _PALIGEMMA = Record("paligemma", "paligemma", _VISION, _PROJECTOR, takes="tiles"
 _COLQWEN3 = Record("colqwen3", "qwen3_vl", name="ColQwen3Model")
 _IDEFICS3 = ("idefics3", "model.vision_model", ("model.connector",), "tiles")
 _PIXTRAL = ("pixtral", _VISION, _PROJECTOR, "images")
+_DEEPSEEK_V4 = ("deepseek_v4", "vision", ("aligner",), "ragged")
+_DELIMITERS = ("image_start", "image_newline", "image_end")
 _MINICPM_V = ("minicpm_v", "vpm", ("vit_merger", "merger"), "slices")
+_NEMOTRON = Record(
+    *("nano_nemotron_vl", "nemotron", "vision_model", ("mlp1",), "", "NemotronH_Nano_VL_V2"),
+    published_names=True,
+)
 _STEP3_VL = ("step3_vl", "vision_model", ("vit_large_projector",), "views")
 
 MODELS: Mapping[str, Record] = {
@@ -109,6 +117,11 @@ MODELS: Mapping[str, Record] = {
     "LlavaForConditionalGeneration": Record("llava", *_PIXTRAL),
     "Idefics3ForConditionalGeneration": Record("idefics3", *_IDEFICS3),
     "SmolVLMForConditionalGeneration": Record("smolvlm", *_IDEFICS3),
+    "ColModernVBertForRetrieval": Record(
+        *("colmodernvbert", "idefics3", "vision_model", ("connector",)),
+        takes="tiles",
+        published_names=True,
+    ),
     "KimiVLForConditionalGeneration": Record("kimi_vl", "moonvit", _VISION, _PROJECTOR, "grids"),
     "KimiK25ForConditionalGeneration": Record(
         "kimi_k25", "moonvit", _VISION, ("mm_projector",), "chunks", published_names=True
@@ -148,11 +161,25 @@ MODELS: Mapping[str, Record] = {
         reader="crops",
         published_names=True,
     ),
+    "DeepseekV4ForConditionalGeneration": Record(
+        *("vllm.models.deepseek_v4", *_DEEPSEEK_V4),
+        published_names=True,
+        parameters=(*_DELIMITERS, "image_pad"),
+    ),
+    "DeepseekV41ForCausalLM": Record(
+        *("vllm.models.deepseek_v41", *_DEEPSEEK_V4),
+        published_names=True,
+        parameters=_DELIMITERS,
+    ),
     "DotsOCRForCausalLM": Record(
         *("dots_ocr", "dots_ocr", _VISION, (), "patches"), published_names=True
     ),
     "MiniCPMV4_6ForConditionalGeneration": Record("minicpmv4_6", *_MINICPM_V, published_names=True),
     "MiniCPMV4_7ForConditionalGeneration": Record("minicpmv4_7", *_MINICPM_V, published_names=True),
+    "NemotronH_Nano_VL_V2": _NEMOTRON,
+    "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON,
+    "NemotronH_Super_Omni_Reasoning_V3": _NEMOTRON,
+    "NemotronH_Omni_Reasoning_V3": _NEMOTRON,
     "Gemma4ForConditionalGeneration": Record(
         "gemma4_mm", "gemma4", _VISION, ("embed_vision",), "positions"
     ),

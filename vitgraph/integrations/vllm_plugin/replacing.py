@@ -11,7 +11,8 @@ Source: vLLM 0.26.0 and 0.33.0: ``profile_run`` of ``v1/worker/gpu_model_runner.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
         """For type checkers: the methods of vLLM's model classes that the base classes extend."""
 
         use_data_parallel: bool
+        patch_size: int
+        video_temporal_patch_size: int
 
         def embed_multimodal(self, **inputs: object) -> Embeddings: ...
 
-        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]: ...
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None: ...
 
         def _process_image_input(self, image_input: BatchInputs) -> Embeddings: ...
 
@@ -58,6 +61,12 @@ if TYPE_CHECKING:
         ) -> Tensor: ...
 
         def extract_feature(self, pixel_values: Tensor) -> Tensor: ...
+
+        def extract_feature_dynamic(
+            self, pixel_values: Tensor, imgs_sizes: Sequence[tuple[int, int]]
+        ) -> Tensor: ...
+
+        def _build_image_span(self, image_embeds: Tensor, types: Tensor) -> Tensor: ...
 
 else:
     ModelClass = nn.Module
@@ -101,7 +110,7 @@ class ReplacesTower(ModelClass):
     def _find_obstacle(self, vllm_config: EngineConfig) -> str:
         """Return why vLLM's tower or projector cannot be replaced; empty if both can be."""
         names = (self.record.tower, *self.record.projectors)
-        obstacles = (find_obstacle(self.get_submodule(name), vllm_config) for name in names)
+        obstacles = (find_obstacle(attrgetter(name)(self), vllm_config) for name in names)
         return next(filter(None, obstacles), "")
 
     def _replace(self, vllm_config: EngineConfig) -> str:
@@ -182,9 +191,12 @@ class ReplacesTower(ModelClass):
             self.capture_tower()
         return super().embed_multimodal(**with_patches(inputs, self._model_dtype))
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
         """Load the weights of the whole model by vLLM's method; check that the encoder got all of
         its tensors.
+
+        Returns:
+            Names of the loaded parameters; None if vLLM's method returns none (Nemotron).
 
         Raises:
             ValueError: a tensor of the encoder is missing or does not fit.
@@ -194,6 +206,7 @@ class ReplacesTower(ModelClass):
         loaded = super().load_weights(weights)
         if self.vision_tower_ours:
             self.our_tower.check_filled()
+        if self.vision_tower_ours and loaded is not None:
             filled = dict(self.our_tower.named_parameters())
             loaded |= {f"{self.record.tower}.{name}" for name in filled}
             loaded |= {*self.record.parameters}
@@ -230,14 +243,14 @@ def set_block_norm_eps(encoder: nn.Module, eps: float) -> None:
             layer.eps = eps
 
 
-def find_obstacle(vllm_module: nn.Module, vllm_config: EngineConfig) -> str:
+def find_obstacle(vllm_module: nn.Module | None, vllm_config: EngineConfig) -> str:
     """Return why a module that vLLM has built cannot be replaced; empty if it can be.
 
     Args:
-        vllm_module: vLLM's tower or projector.
+        vllm_module: vLLM's tower or projector; None if its class did not make it.
         vllm_config: the config of the engine.
     """
-    if isinstance(vllm_module, StageMissingLayer):
+    if vllm_module is None or isinstance(vllm_module, StageMissingLayer):
         return "limit_mm_per_prompt or the pipeline leaves the tower out"
     lora = vllm_config.lora_config
     if lora is not None and lora.enable_tower_connector_lora:

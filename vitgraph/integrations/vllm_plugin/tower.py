@@ -38,7 +38,7 @@ VLLM_LAYOUTS = (
     *("qwen", "internvl", "glm4v", "glm_ocr", "gemma3", "pixtral", "idefics3", "kimi-vl"),
     *("paddleocr-vl", "gemma4", "kimi-k25", "kimi-k3", "lfm2-vl", "ernie", "llama4", "minimax-m3"),
     *("step3", "step3-vl", "dots-ocr", "deepseek-ocr2", "minicpm-v", "llava_onevision"),
-    *("llava_next", "paligemma", "molmo2"),
+    *("llava_next", "paligemma", "molmo2", "deepseek-v4", "nemotron"),
 )
 """The layouts (tensor namings) of checkpoints that vLLM's own model classes can read."""
 LISTED = 20
