@@ -80,8 +80,7 @@ def test_without_the_variable_nothing_is_imported(tmp_path: Path) -> None:
 
 def test_models_are_registered_by_name_and_imported_later(tmp_path: Path) -> None:
     *registered, marks, imported, _ = run_register(tmp_path, "1")
-    raw = {name for name, record in MODELS.items() if record.sends_images}
-    assert set(marks.split()[1:]) == raw > {"Qwen3VLForConditionalGeneration"}
+    assert set(marks.split()[1:]) == {*MODELS}
     places = dict(line.split() for line in registered)
     assert imported == "imported vllm"
     assert places == {name: f"{vllm_plugin.__name__}.models:{name}" for name in MODELS}
@@ -103,6 +102,15 @@ def test_an_unknown_version_keeps_vllms_towers_and_says_so(tmp_path: Path) -> No
 def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITGRAPH_VLLM", "yes")
     with pytest.raises(ValueError, match="VITGRAPH_VLLM=yes: set it to 1"):
+        vllm_plugin.register()
+
+
+def test_wrong_options_are_refused_before_vllm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in fake_vllm("0.32.0").items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("VITGRAPH_VLLM", "1")
+    monkeypatch.setenv("VITGRAPH_VLLM_OPTIONS", '{"kernel": "torch"}')
+    with pytest.raises(ValueError, match="unknown key 'kernel'; known are kernels"):
         vllm_plugin.register()
 
 
@@ -220,6 +228,19 @@ def test_what_does_not_fit_keeps_vllms_tower_with_a_warning(
     assert f"vLLM keeps its own vision tower: {record.args[0]}" in record.getMessage()
     assert reason in record.getMessage()
     assert torch.equal(model(torch.ones(1)), torch.ones(1))
+
+
+def test_a_table_that_cannot_be_written_is_refused_at_once(replaces: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for table in (tmp_path / "file" / "times.json", tmp_path):
+        options = {"vitgraph": {"table": str(table)}}
+        with pytest.raises(ValueError, match="option table="):
+            build(replaces, config_for(plain_tower(), additional_config=options))
+    table = tmp_path / "new" / "times.json"
+    build(
+        replaces, config_for(plain_tower(), additional_config={"vitgraph": {"table": str(table)}})
+    )
+    assert table.parent.is_dir()
 
 
 def test_the_log_names_our_tower_when_the_model_is_built(

@@ -320,13 +320,13 @@ class Completes:
         vllm_config.done = [*vllm_config.done, "theirs"]
 
 
-def marked(monkeypatch: pytest.MonkeyPatch, options: str = "") -> Any:
-    """The config of a Qwen3-VL, as vLLM completes it with the plug-in."""
+def marked(monkeypatch: pytest.MonkeyPatch, options: str = "", sends: bool = True) -> Any:
+    """The config of a model, as vLLM completes it with the plug-in."""
     monkeypatch.setenv("VITGRAPH_VLLM", "1")
     monkeypatch.setenv("VITGRAPH_VLLM_OPTIONS", options)
     known: dict[str, type] = {"Known": Completes}
     for _ in range(2):  # vLLM registers plug-ins more than once
-        raw_switch.mark_configs(known, Completes, ["Known", "New"])
+        raw_switch.mark_configs(known, Completes, {"Known": sends, "New": sends})
     model = SimpleNamespace(hf_config=SimpleNamespace())
     config = SimpleNamespace(model_config=model, additional_config={}, done=[])
     for kind in known.values():
@@ -338,11 +338,15 @@ def marked(monkeypatch: pytest.MonkeyPatch, options: str = "") -> Any:
 def test_the_mark_says_that_images_are_sent_raw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raw_switch.is_raw(marked(monkeypatch))
     assert not raw_switch.is_raw(marked(monkeypatch, '{"raw_images": false}'))
+    assert not raw_switch.is_raw(marked(monkeypatch, sends=False))
 
 
-def test_a_process_without_the_plug_in_fails_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = pickle.dumps(marked(monkeypatch))
-    assert raw_switch.is_raw(pickle.loads(sent))
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_process_without_the_plug_in_fails_at_start(
+    monkeypatch: pytest.MonkeyPatch, sends: bool
+) -> None:
+    sent = pickle.dumps(marked(monkeypatch, sends=sends))
+    assert raw_switch.is_raw(pickle.loads(sent)) == sends
     monkeypatch.delenv("VITGRAPH_VLLM")
     with pytest.raises(ValueError, match="VITGRAPH_VLLM=1 is not set in this process of vLLM"):
         pickle.loads(sent)

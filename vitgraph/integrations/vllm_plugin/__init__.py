@@ -32,7 +32,8 @@ def register() -> None:
     If the plug-in does not know the version of vLLM, it logs a warning instead.
 
     Raises:
-        ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1.
+        ValueError: ``VITGRAPH_VLLM`` is neither 0 nor 1, or ``VITGRAPH_VLLM_OPTIONS`` has an
+            error.
     """
     setting = os.environ.get("VITGRAPH_VLLM", "") or "0"
     if setting not in ("0", "1"):
@@ -41,6 +42,7 @@ def register() -> None:
         return
     import vllm
 
+    from .options import read_options
     from .raw_switch import mark_configs
     from .records import MODELS
     from .versions import refusal
@@ -48,10 +50,11 @@ def register() -> None:
     if reason := refusal(vllm.__version__):
         LOGGER.warning("vitgraph: vLLM keeps its own vision towers: %s", reason)
         return
+    read_options(None, os.environ)
     names = MODELS.keys() & vllm.ModelRegistry.get_supported_archs()
     for name in names:
         vllm.ModelRegistry.register_model(name, f"{__name__}.models:{name}")
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 
-    sending = [name for name in names if MODELS[name].sends_images]
-    mark_configs(MODELS_CONFIG_MAP, VerifyAndUpdateConfig, sending)
+    sends = {name: MODELS[name].sends_images for name in names}
+    mark_configs(MODELS_CONFIG_MAP, VerifyAndUpdateConfig, sends)

@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_args
 
 VARIABLE = "VITGRAPH_VLLM_OPTIONS"
 
@@ -48,8 +51,8 @@ def read_options(additional_config: object, environment: Mapping[str, str]) -> P
         environment: the environment variables of the process.
 
     Raises:
-        ValueError: options in both places, a text that is no JSON object, an unknown key, or a
-            value of a wrong type.
+        ValueError: options in both places, a text that is no JSON object, an unknown key, a value
+            of a wrong type, an unknown choice, or a number below 1.
     """
     options: object = None
     if isinstance(additional_config, Mapping):
@@ -74,13 +77,50 @@ def _parse(text: str) -> object:
         raise ValueError(f"{VARIABLE}={text}: is not JSON ({error})") from error
 
 
+def require_writable(table: str | None) -> None:
+    """Check that a file for measured times could be written, before minutes of capturing.
+
+    Raises:
+        ValueError: its folder cannot be made or written, or it is a folder itself.
+    """
+    if table in (None, "auto"):
+        return
+    file = Path(table)
+    problem = "is a folder" if file.is_dir() else ""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"its folder cannot be made ({error})"
+    if not problem and not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "this process may not write it"
+    if problem:
+        raise ValueError(
+            f'vitgraph: option table={table!r}: {problem}: name a file, "auto" or null'
+        )
+
+
 def _check(source: str, options: Mapping[str, object]) -> None:
+    from encoders.contract import Precision  # here, so that vLLM's processes start without torch
+    from graphwrap import FormKernels
+    from graphwrap.guards import BACKENDS
+
+    choices: dict[str, tuple[object, ...]] = {
+        "kernels": get_args(FormKernels),
+        "precision": get_args(Precision),
+        "backend": BACKENDS,
+    }
     types = {field.name: field.type for field in fields(PluginOptions)}
     for key, value in options.items():
         if key not in types:
             raise ValueError(f"{source}: unknown key {key!r}; known are {', '.join(types)}")
         if not _is_of(str(types[key]), value):
             raise ValueError(f"{source}: {key}={value!r} must be of type {types[key]}")
+        if key in choices and value not in choices[key]:
+            known = ", ".join(map(str, choices[key]))
+            raise ValueError(f"{source}: {key}={value!r} must be one of {known}")
+        numbers = value if isinstance(value, list) else [value]
+        if value == [] or any(type(number) is int and number < 1 for number in numbers):
+            raise ValueError(f"{source}: {key}={value!r} must be 1 or more")
 
 
 def _is_of(kind: str, value: object) -> bool:

@@ -1,9 +1,9 @@
 """Whether images are sent as uint8, as a mark on the config that all processes of an engine share.
 
 vLLM checks and completes the config of an engine by a class per architecture, before it starts
-other processes. The plug-in derives from these classes, and marks the config of models whose images
-are sent raw. Processes unpickle the config when they start; the mark then checks that the plug-in
-is there, too.
+other processes. The plug-in derives from these classes, and marks the config of every model that it
+knows, and of those whose images are sent raw. Processes unpickle the config when they start; the
+marks then check that the plug-in is there, too.
 
 vLLM is not imported here. Source: ``VllmConfig.try_verify_and_update_config`` and
 ``model_executor/models/config.py`` of vLLM 0.26.0, 0.32.0 and 0.33.0.
@@ -12,12 +12,14 @@ vLLM is not imported here. Source: ``VllmConfig.try_verify_and_update_config`` a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, MutableMapping
-from types import new_class
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import ClassVar
 
 from .engine_config import EngineConfig, ModelSettings
 from .options import read_options
 
+PLUGIN = "vitgraph_plugin"
+"""The attribute of a model's config (``hf_config``) that says that the plug-in is on."""
 MARK = "vitgraph_raw_images"
 """The attribute of a model's config (``hf_config``) that says that images are sent raw."""
 
@@ -39,10 +41,9 @@ def require_plugin(text: str) -> Mark:
     """
     if os.environ.get("VITGRAPH_VLLM") != "1":
         raise ValueError(
-            "VITGRAPH_VLLM=1 is not set in this process of vLLM, but in that which sends images: "
-            "set it for every process (with Ray, VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="
-            "VITGRAPH_VLLM,VITGRAPH_VLLM_OPTIONS), or send patches: "
-            """VITGRAPH_VLLM_OPTIONS='{"raw_images": false}'"""
+            "VITGRAPH_VLLM=1 is not set in this process of vLLM, but in that which made its "
+            "config: set it for every process (with Ray, VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="
+            "VITGRAPH_VLLM,VITGRAPH_VLLM_OPTIONS), or for none"
         )
     if text != FORM:
         raise ValueError(
@@ -61,26 +62,37 @@ def is_raw(model_config: ModelSettings) -> bool:
     return MARK in vars(model_config.hf_config)
 
 
-def mark_configs(known: MutableMapping[str, type], base: type, names: Iterable[str]) -> None:
-    """Let vLLM mark the configs of architectures whose images are sent raw.
+def mark_configs(
+    known: MutableMapping[str, type], base: type, sends_images: Mapping[str, bool]
+) -> None:
+    """Let vLLM mark the configs of the architectures that the plug-in knows.
 
     Args:
         known: vLLM's classes that complete the config of an engine, by architecture; changed.
         base: vLLM's base class of these classes.
-        names: the architectures.
+        sends_images: the architectures, and whether their images may be sent raw.
     """
-    for name in names:
+    for name, sends in sends_images.items():
         theirs = known.get(name, base)
         if not issubclass(theirs, Marks):
-            known[name] = new_class(theirs.__name__, (Marks, theirs))
+            known[name] = type(theirs.__name__, (Marks, theirs), {"sends_images": sends})
 
 
 class Marks:
-    """Mixin for a class of vLLM that completes the config of an engine."""
+    """Mixin for a class of vLLM that completes the config of an engine.
+
+    Attributes:
+        sends_images: whether images of the architecture may be sent raw.
+    """
+
+    sends_images: ClassVar[bool]
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: EngineConfig) -> None:
-        """Complete the config as vLLM does, and mark it unless the option ``raw_images`` is off."""
+        """Complete the config as vLLM does, and mark it; images are sent raw unless the option
+        ``raw_images`` is off."""
         super().verify_and_update_config(vllm_config)  # type: ignore[misc]
-        if read_options(vllm_config.additional_config, os.environ).raw_images:
-            setattr(vllm_config.model_config.hf_config, MARK, Mark(FORM))
+        options, config = read_options(vllm_config.additional_config, os.environ), vllm_config
+        setattr(config.model_config.hf_config, PLUGIN, Mark(FORM))
+        if cls.sends_images and options.raw_images:
+            setattr(config.model_config.hf_config, MARK, Mark(FORM))

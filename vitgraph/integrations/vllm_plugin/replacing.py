@@ -27,7 +27,7 @@ from weights import FAMILIES
 from . import LOGGER, versions
 from .engine_config import EngineConfig
 from .inputs import BatchInputs, Embeddings
-from .options import read_options
+from .options import read_options, require_writable
 from .raw_images import check_resizing, with_patches
 from .raw_switch import is_raw
 from .records import Record
@@ -117,6 +117,7 @@ class ReplacesTower(ModelClass):
         """Replace vLLM's tower by the encoder; return why this is impossible, or an empty text."""
         model, family = vllm_config.model_config, FAMILIES[self.record.family]
         options = read_options(vllm_config.additional_config, os.environ)
+        require_writable(options.table)
         vllm_tower = self.get_submodule(self.record.tower)
         weight = next(vllm_tower.parameters())
         try:
