@@ -205,10 +205,9 @@ def attend_efficient(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longes
     return out.squeeze(0)[..., : q.shape[-1]]
 
 
-def copies_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def copies_of(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return a copy of each tensor, of floating point, made by one kernel together.
 
     ``Tensor.clone`` launches a kernel for each; public functions of torch take no list of tensors.
     """
-    copies: Sequence[Tensor] = torch._foreach_mul(tensors, 1.0)  # the same bits
-    return copies
+    return torch._foreach_mul(tensors, 1.0)  # the same bits
