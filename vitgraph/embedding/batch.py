@@ -161,7 +161,8 @@ class EmbedBatch:
 
         Raises:
             ValueError: ``batch`` is not a dict of columns, has no column of images, has a single
-                image instead of a column, or already has a column "embedding" or "error".
+                image instead of a column or columns of several lengths, or already has a column
+                "embedding" or "error".
         """
         try:
             columns = {**batch}
@@ -179,12 +180,7 @@ class EmbedBatch:
             if name in columns:
                 raise ValueError(f"the batch has a column {name!r} already: rename or drop it")
         images = columns[self.column]
-        single = isinstance(images, (str, bytes, Mapping)) or not isinstance(images, Sized)
-        if single:
-            raise ValueError(
-                f"column {self.column!r} is one {type(images).__name__}, not one image per row: "
-                "pass batched=True to datasets.map, a list to a call"
-            )
+        _require_rows(self.column, columns)
         if self._loaded is None:
             self._loaded = self._load(rank)
         encoder, width = self._loaded
@@ -217,3 +213,26 @@ class EmbedBatch:
             return encoder, width
         graphed = GraphedEncoder(encoder, outputs=(field,))
         return graphed.capture(progress=False), width
+
+
+def _require_rows(image_column: str, columns: Mapping[str, object]) -> None:
+    """Raise a ValueError if a batch is a single row, or its columns have several lengths."""
+    images, count = columns[image_column], _length(columns[image_column])
+    is_image = isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4)
+    fix = "pass batched=True to datasets.map, a list to a call"
+    if count is None or is_image:
+        kind = "image" if is_image else type(images).__name__
+        raise ValueError(f"column {image_column!r} is one {kind}, not one image per row: {fix}")
+    for name, values in columns.items():
+        if not isinstance(values, Mapping) and (rows := _length(values)) != count:
+            found = f"is one {type(values).__name__}" if rows is None else f"has {rows} rows"
+            raise ValueError(f"column {name!r} {found}, {image_column!r} has {count}: {fix}")
+
+
+def _length(values: object) -> int | None:
+    """Return the number of rows of a column; None for a single value."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sized):
+        return None
+    if isinstance(values, np.ndarray | torch.Tensor) and not values.ndim:
+        return None
+    return len(values)

@@ -169,9 +169,22 @@ def test_a_copy_in_another_process_is_a_few_settings_and_loads_anew(
         ({"image": "china.png"}, r"'image' is one str, not one image per row: pass batched=True"),
         ({"image": {"bytes": b"", "path": None}}, r"is one dict, not one image per row"),
         ({"image": photographs()[0]}, r"is one \w*Image\w*, not one image per row"),
+        ({"image": np.zeros((40, 50, 3), np.uint8)}, r"is one image, not one image per row"),
+        (
+            {"image": np.zeros((40, 50), np.uint8), "label": 3},
+            r"'label' is one int, 'image' has 40",
+        ),
+        (
+            {"image": torch.zeros(3, 4, 5), "id": torch.tensor(1)},
+            r"'id' is one Tensor, 'image' has",
+        ),
+        ({"image": [], "label": [1]}, r"'label' has 1 rows, 'image' has 0: pass batched=True"),
         (["china.png"], r"the batch is a list, not a dict of columns: take batch_format='numpy'"),
     ],
-    ids=["no column", "a taken name", "one path", "one row of datasets", "one image", "no dict"],
+    ids=[
+        *("no column", "a taken name", "one path", "one row of datasets", "one image"),
+        *("one array", "one row with a number", "one row of tensors", "several lengths", "no dict"),
+    ],
 )
 def test_columns_that_cannot_be_are_refused(embed: EmbedBatch, batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
