@@ -44,6 +44,8 @@ def check_names(
     Raises:
         ValueError: no block makes one of these outputs; the message lists what blocks make.
     """
+    if isinstance(names, str):
+        raise ValueError(f"names={names!r}: must be a list of names, as [{names!r}]")
     known = {
         f"{stack}blocks.{number}{branch}{part}"
         for stack, blocks in stacks.items()

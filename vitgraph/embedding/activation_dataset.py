@@ -46,7 +46,7 @@ class ActivationDataset(IterableDataset[Activations]):
 
     Raises:
         ValueError: the job is not finished, wrote no outputs of blocks, not these or not such rows,
-            or is on a remote store; or ``block_rows`` is not positive.
+            or is on a remote store; ``block_rows`` is not positive, or ``seed`` is negative.
     """
 
     def __init__(
@@ -68,12 +68,16 @@ class ActivationDataset(IterableDataset[Activations]):
             )
         if not storage.is_local:
             raise ValueError(f"{storage.name}: is a remote store; copy the job to a local folder")
+        if isinstance(fields, str):
+            raise ValueError(f"fields={fields!r}: must be a list of names, as [{fields!r}]")
         if unknown := [name for name in fields or () if name not in written]:
             raise ValueError(f"fields: {unknown[0]!r} is none of {', '.join(written)}")
         if rows not in ("patches", "prefix"):
             raise ValueError(f"rows={rows!r}: must be 'patches' or 'prefix'")
         if block_rows < 1:
             raise ValueError(f"block_rows={block_rows}: must be at least 1")
+        if seed < 0:
+            raise ValueError(f"seed={seed}: must not be negative")
         self.fields = tuple(written if fields is None else fields)
         self.block_rows, self.seed, self.epoch = block_rows, seed, 0
         self._files, self._shard_count = FileList(storage, manifest), manifest.shards

@@ -152,6 +152,11 @@ def test_an_unknown_extra_is_refused_with_the_names(name: str) -> None:
         tiny("qwen2_vl").with_extras([name])
 
 
+def test_one_name_of_an_extra_is_not_read_by_its_letters() -> None:
+    with pytest.raises(ValueError, match=r"names='blocks\.0': must be a list of names"):
+        tiny("qwen2_vl").with_extras("blocks.0")
+
+
 def test_blocks_that_no_forward_runs_give_no_extras() -> None:
     encoder: Encoder = tiny("llava")
     assert encoder.config.select_layer == -2

@@ -260,6 +260,10 @@ def test_other_jobs_and_fields_are_no_activations(
     assert embed(photos, *BLOCKS, "--sample", 2, out="acts") == 0
     with pytest.raises(ValueError, match=r"'blocks\.5' is none of blocks\.0, blocks\.1\.mlp"):
         vitgraph.ActivationDataset(tmp_path / "acts", fields=["blocks.5"])
+    with pytest.raises(ValueError, match=r"fields='blocks\.0': must be a list of names"):
+        vitgraph.ActivationDataset(tmp_path / "acts", fields="blocks.0")
+    with pytest.raises(ValueError, match="seed=-1: must not be negative"):
+        vitgraph.ActivationDataset(tmp_path / "acts", seed=-1)
     with pytest.raises(ValueError, match="has no rows before the patches"):
         vitgraph.ActivationDataset(tmp_path / "acts", rows="prefix")
     with pytest.raises(ValueError, match="must be 'patches' or 'prefix'"):
