@@ -114,8 +114,17 @@ def save_features(path: str | Path, features: Features) -> None:
         features: whole outputs, or pooled vectors. Fields of outputs that are None are not written.
 
     Raises:
+        ValueError: there is not one output, or if ``pool`` is not "none" one vector, per item.
         OSError: the folder cannot be written to, or the disk is full.
     """
+    items, outputs, vectors = len(features.items), len(features.outputs), len(features.vectors)
+    is_whole = features.pool == "none"
+    if (outputs, vectors) != ((items, 0) if is_whole else (0, items)):
+        raise ValueError(
+            f"{outputs} outputs and {vectors} vectors for {items} items with "
+            f"pool={features.pool!r}: pass one {'output' if is_whole else 'vector'} per item, and "
+            "nothing else"
+        )
     source = features.repo, features.revision, features.encoder
     file_format = FeatureFormat(features.pool, features.normalize)
     results: list[EncoderOutput | PartialOutput | Tensor] = [*features.outputs, *features.vectors]

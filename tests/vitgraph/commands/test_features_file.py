@@ -133,3 +133,16 @@ def test_a_new_infinity_is_refused_beside_an_old_one(tmp_path: Path) -> None:
         writing_features(path, "owner/name", None, "X", bfloat16) as add,
     ):
         add(item, wide)
+
+
+def test_features_that_could_not_be_read_are_not_written(tmp_path: Path) -> None:
+    whole, path = some_features(), tmp_path / "f.safetensors"
+    vectors = [noise(4), noise(4)]
+    for wrong in (
+        whole._replace(pool="mean"),
+        whole._replace(vectors=vectors),
+        whole._replace(pool="mean", outputs=[], vectors=vectors[:1]),
+    ):
+        with pytest.raises(ValueError, match=r"vectors for 2 items .*: pass one \w+ per item"):
+            save_features(path, wrong)
+    assert not path.exists()
