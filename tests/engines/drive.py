@@ -8,11 +8,14 @@ tower, or None for vLLM's. Jobs of vLLM's tower come first, because a registered
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +51,15 @@ def prompts(job: dict[str, Any]) -> list[dict[str, Any]]:
     images = [image(64, 96), image(160, 128)]
     single = {"prompt": f"{one}What is it?", "multi_modal_data": {"image": image(96, 64)}}
     sizes = [image(300, 250), image(200, 30), image(64, 96), image(31, 33)]
+    wide = [image(800, 200), image(31, 33)]
     limits = {"min_pixels": 56 * 56, "max_pixels": 40_000}
     known: dict[str, dict[str, Any]] = {
         "text": {"prompt": "What is a graph?"},
         "image": single,
         "again": single,  # which the processor's cache has
+        "other": {"prompt": f"{one}Why?", "multi_modal_data": {"image": images[1]}},
         "images": {"prompt": f"{one}{one}Compare.", "multi_modal_data": {"image": images}},
+        "wide": {"prompt": f"{one * 2}Why?", "multi_modal_data": {"image": wide}},
         "clip": {"prompt": f"{video}Tell.", "multi_modal_data": {"video": [(frames, clip)]}},
         "sizes": {"prompt": f"{one * 4}Compare.", "multi_modal_data": {"image": sizes}},
         "limits": {
@@ -145,6 +151,19 @@ def count_raw() -> list[int]:
     return counts
 
 
+def collect_seldom() -> Callable[[], int]:
+    """Take from vLLM the collection of garbage, which is half of the time of a small engine.
+
+    It collects several times per engine, and looks at all objects of its imports each time.
+
+    Returns:
+        What collects the garbage.
+    """
+    collect = gc.collect
+    gc.collect = lambda generation=2: 0
+    return collect
+
+
 def refuse(engine: Any, job: dict[str, Any]) -> list[str]:
     """The errors of requests that vLLM refuses, without addresses of objects."""
     from vllm.exceptions import VLLMValidationError
@@ -158,9 +177,50 @@ def refuse(engine: Any, job: dict[str, Any]) -> list[str]:
     return errors
 
 
+class OfSizes:
+    """Makes a part of a tower with other sizes than vLLM's code has.
+
+    Args:
+        make: makes the part.
+        sizes: the sizes by the names of its arguments.
+    """
+
+    def __init__(self, make: Callable[..., Any], sizes: dict[str, Any]) -> None:
+        self.make, self.sizes = make, sizes
+
+    def __call__(self, *arguments: object, **named: object) -> Any:
+        return self.make(*arguments, **(named | self.sizes))
+
+
+def set_sizes(parts: dict[str, dict[str, Any]]) -> None:
+    """Let vLLM make parts of a tower, "module:function", with other sizes than its code has."""
+    for place, sizes in parts.items():
+        module, name = place.split(":")
+        make = getattr(import_module(module), name)
+        if not isinstance(make, OfSizes):  # of the job before
+            setattr(import_module(module), name, OfSizes(make, sizes))
+
+
+def generate(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Twelve tokens for each request, and the logarithm of their probability."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True, detokenize=False
+    )
+    outputs = [one.outputs[0] for one in engine.generate(requests, sampling, use_tqdm=False)]
+    return [{"tokens": [*one.token_ids], "logprob": one.cumulative_logprob} for one in outputs]
+
+
+def embed(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The embeddings of the tokens of each request."""
+    outputs = engine.encode(requests, pooling_task="token_embed", use_tqdm=False)
+    return [{"rows": one.outputs.data.tolist()} for one in outputs]
+
+
 def run(job: dict[str, Any], counts: list[int]) -> dict[str, Any]:
     """The answers of one engine, or the error that ended it."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, ModelRegistry
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     counts.clear()
@@ -169,24 +229,20 @@ def run(job: dict[str, Any], counts: list[int]) -> dict[str, Any]:
 
         os.environ |= {"VITGRAPH_VLLM": "1", "VITGRAPH_VLLM_OPTIONS": json.dumps(job["ours"])}
         register()
-    sampling = SamplingParams(
-        temperature=0.0, max_tokens=12, logprobs=0, ignore_eos=True, detokenize=False
-    )
     try:
+        set_sizes(job.get("sizes", {}))
+        for architecture, place in job.get("stand_ins", {}).items():
+            ModelRegistry.register_model(architecture, place)
         engine = LLM(**job["engine"])
         requests = prompts(job)
         errors = refuse(engine, job)
-        outputs = engine.generate(requests, sampling, use_tqdm=False)
+        answers = embed(engine, requests) if job.get("pooling") else generate(engine, requests)
         del engine
     except (ValueError, RuntimeError) as error:
         traceback.print_exc()
         return {"error": str(error)}
     finally:
         cleanup_dist_env_and_memory()
-    answers = [
-        {"tokens": list(one.outputs[0].token_ids), "logprob": one.outputs[0].cumulative_logprob}
-        for one in outputs
-    ]
     found = dict(zip(job["prompts"], answers, strict=True))
     return {**found, "about": {"raw": sum(counts), "errors": errors}}
 
@@ -196,6 +252,7 @@ def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     answers = {}
     counts = count_raw()
+    collect = collect_seldom()
     if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0":  # else this process stays small
         inspect_here()
     prune_on_cpu()
@@ -203,6 +260,7 @@ def main() -> None:
     for name, job in jobs.items():
         print(f"### {name}", flush=True)
         answers[name] = run(job, counts)
+        collect()
         Path(sys.argv[2]).write_text(json.dumps(answers))
 
 
