@@ -73,6 +73,10 @@ _READS = os.O_RDONLY
 """How files are opened."""
 if sys.platform == "win32":
     _READS |= os.O_BINARY
+_PATH = type(Path())
+"""The class of plain paths."""
+_RUN = 1 << 25
+"""The most bytes of pixels that are decoded into one tensor, if it is not that of one image."""
 _HEAD = 32
 """Bytes read to tell a HEIF file: it begins with a size, "ftyp", a brand, a version and brands."""
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
@@ -154,13 +158,16 @@ def is_jpeg(item: object) -> bool:
     """Return whether an item is the path or the bytes of a file that looks like JPEG."""
     if isinstance(item, bytes):
         return item.startswith(_JPEG)
-    return isinstance(item, str | Path) and str(item).lower().endswith((".jpg", ".jpeg"))
+    # A path of another class runs the user's code, whose errors are those of its item.
+    is_path = isinstance(item, str) or type(item) is _PATH
+    return is_path and str(item).lower().endswith((".jpg", ".jpeg"))
 
 
 def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
     """Decode the paths and bytes of JPEG files among items, all in this thread.
 
-    Files that must be turned, that PIL decodes, or that have errors stay as they are.
+    Files that must be turned, that PIL decodes, or that have errors stay as they are, and so do
+    those after the first 32 MiB of pixels.
 
     Args:
         items: anything.
@@ -168,16 +175,19 @@ def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
     Returns:
         The items, with an array [H, W, 3] for each file that was decoded, and the run of these.
     """
-    numbers, files = list[int](), list[tuple[bytes, JpegHeader]]()
-    for number, item in enumerate(items if is_fast() else ()):
-        data = jpeg_bytes(item) if isinstance(item, str | bytes | Path) and is_jpeg(item) else None
-        header = None if data is None else read_header(data)
-        if data is not None and header is not None and header.turn == UPRIGHT:
-            numbers.append(number)
-            files.append((data, header))
-    if not files:
-        return items, NO_RUN
+    numbers, files, size = list[int](), list[tuple[bytes, JpegHeader]](), 0
     try:
+        for number, item in enumerate(items if is_fast() else ()):
+            data = jpeg_bytes(cast("FileLike", item)) if is_jpeg(item) else None
+            header = None if data is None else read_header(data)
+            if data is not None and header is not None and header.turn == UPRIGHT:
+                size += 3 * header.height * header.width
+                if files and size > _RUN:
+                    break
+                numbers.append(number)
+                files.append((data, header))
+        if not files:
+            return items, NO_RUN
         run = JpegRun(*decode_in_turn(files))
     except (MemoryError, RuntimeError):  # one by one, they may find the memory
         return items, NO_RUN

@@ -369,6 +369,7 @@ class _Stream:
         """
         items = list[_StreamItem]()
         waiting: dict[bool, list[tuple[_StreamItem, Tensor | AnyArray]]] = {True: [], False: []}
+        size = 0
         with decoding(self.decode, self.item_encoder.device):
             unpaired = [_unpaired(one) for one in given]
             decoded, run = self._decoded([plain for _, plain, _ in unpaired])
@@ -378,8 +379,12 @@ class _Stream:
                 image = self._read(item, plain)
                 if image is not None:
                     waiting[isinstance(image, Tensor) and image.is_cuda].append((item, image))
-        for images in filter(None, waiting.values()):
-            self._resize_later(images, run)
+                    size += image.nbytes
+                if size >= _BYTES or len(items) == len(given):  # larger images wait alone
+                    for images in filter(None, waiting.values()):
+                        self._resize_later(images, run)
+                        images.clear()
+                    size = 0
         return [(item, item.tokens) for item in items]
 
     def _decoded(self, given: Sequence[object]) -> tuple[Sequence[object], JpegRun]:

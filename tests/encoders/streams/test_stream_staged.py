@@ -6,6 +6,7 @@ import io
 import os
 import re
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,39 @@ def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
         wanted = encoder.embed([file], pool="mean")[0]
         assert made[0] == f"key {number}"
         assert torch.allclose(made[1], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("staged")
+def test_large_files_after_small_ones_are_not_held_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    items, encoder = [*[jpeg((64, 64))] * 19, *[jpeg((2000, 2000))] * 8], tower("qwen3_vl")
+    wanted = encoder.embed([items[-1]], max_pixels=65536)[0]
+    tracemalloc.start()
+    try:
+        *_, vector = encoder.embed_many(items, max_pixels=65536, workers=1, progress=False)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert torch.allclose(vector, wanted, rtol=1e-5, atol=1e-6)
+    assert most_bytes < 6 * 2000 * 2000 * 3
+
+
+class LostPath(type(Path())):  # type: ignore[misc]  # the class depends on the system
+    """A path to something that cannot be asked for any more."""
+
+    def __fspath__(self) -> str:
+        raise RuntimeError("the store is closed")
+
+
+@pytest.mark.usefixtures("staged")
+def test_paths_of_other_classes_keep_their_own_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_FEW_FILES", 0)
+    items: list[Any] = [jpeg((64, 64))] * 12
+    items[6] = LostPath("a.jpg")
+    found = list(tower("qwen3_vl").embed_many(items, workers=1, progress=False, on_error="keep"))
+    assert [type(one) is ItemError for one in found] == [number == 6 for number in range(12)]
 
 
 @pytest.mark.usefixtures("staged")
