@@ -520,42 +520,36 @@ PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], dict[str, Tower]]] = {
 """What measures each part, and its towers."""
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions."""
-    machine, cores = results["machine"]["gpu"], results["machine"]["cores"]
+def table(*results: Mapping[str, Any]) -> str:
+    """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions.
+
+    Args:
+        results: files of two GPUs: calls are those of the first, and streams those of the first and
+            those of the other that the first has not.
+    """
+    gpu, cores = results[0]["machine"]["gpu"], results[0]["machine"]["cores"]
     calls = [
         (tower, label, *(f"{row[name]:.1f}" for name in ("tower_ms", "cpu_ms", "gpu_ms")))
-        for tower, rows in results["bytes"].items()
+        for tower, rows in results[0]["bytes"].items()
         for label, row in rows.items()
     ]
-    streams = []
-    for tower, row in results["stream"].items():
-        rates = row["images per second"]
-        names = ("replays", "memory", "decoding, cpu", "files, cpu", "decoding, gpu", "files, gpu")
-        streams.append((tower, *(f"{rates[name]:,.0f}" for name in names)))
-    head = (
-        "tower",
-        "images",
-        "tower alone",
-        'from bytes, `decode="cpu"`',
-        'from bytes, `decode="gpu"`',
-    )
-    heads = (
-        "tower",
-        "replays",
-        "decoded images",
-        "CPU decoding alone",
-        "files, CPU decoding",
-        "GPU decoding alone",
-        "files, GPU decoding",
-    )
+    streams: dict[str, tuple[str, ...]] = {}
+    rates = ("replays", "memory", "decoding, cpu", "files, cpu", "decoding, gpu", "files, gpu")
+    for one in results:
+        for tower, row in one["stream"].items():
+            found = (f"{row['images per second'][rate]:,.0f}" for rate in rates)
+            streams.setdefault(tower, (tower, one["machine"]["gpu"], *found))
+    from_bytes = ('from bytes, `decode="cpu"`', 'from bytes, `decode="gpu"`')
+    by_files = ("CPU decoding alone", "files", "GPU decoding alone", 'files, `decode="gpu"`')
     return "\n\n".join(
         (
-            f"Milliseconds of `GraphedEncoder.encode` from the bytes of JPEG files, {machine}:",
-            markdown(head, calls),
-            f"Images per second of `embed_many` over images of seven sizes, {machine}, "
+            f"Milliseconds of `GraphedEncoder.encode` from the bytes of JPEG files, {gpu}:",
+            markdown(("tower", "images", "tower alone", *from_bytes), calls),
+            "Images per second of `embed_many` over images of seven sizes, "
             f"{cores} cores, 16 threads:",
-            markdown(heads, streams),
+            markdown(
+                ("tower", "GPU", "replays", "decoded images", *by_files), list(streams.values())
+            ),
         )
     )
 
