@@ -507,7 +507,9 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
     """
     out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     shape = tuple([3 if n == axis else 1 for n in range(pixels.ndim)])
-    low, scale = _mean_std(mean, std, shape, pixels.device, _cuda_stream(pixels.device))
+    # On the CPU they are made anew; those of a fake tensor would be kept for real ones.
+    make = _kept_mean_std if pixels.is_cuda and type(pixels) is Tensor else _mean_std
+    low, scale = make(mean, std, shape, pixels.device, _cuda_stream(pixels.device))
     if pixels.device != CPU:  # in two launches: Python waits for each
         return torch.sub(pixels, low, out=out).div_(scale)
     for source, target in _strips(pixels, out, _STRIP):
@@ -515,7 +517,6 @@ def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) 
     return out
 
 
-@lru_cache(maxsize=64)
 def _mean_std(
     mean: PerChannel,
     std: PerChannel,
@@ -532,6 +533,9 @@ def _mean_std(
         mean_std = mean_std.pin_memory()
     mean_std = mean_std.to(device, non_blocking=True)
     return mean_std[0], mean_std[1]
+
+
+_kept_mean_std = lru_cache(maxsize=64)(_mean_std)
 
 
 def look_up(pixels: Tensor, levels: Tensor, axis: int) -> Tensor:
