@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from drive import inspect_here
+from drive import inspect_here, set_sizes
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import rms_norm
@@ -70,21 +70,6 @@ class NoLayers(nn.Module):
         """Return nothing; vLLM reads the names of the arguments."""
 
 
-class OfSizes:
-    """Makes a part of a tower with other sizes than vLLM's code has.
-
-    Args:
-        make: makes the part.
-        sizes: the sizes by the names of its arguments.
-    """
-
-    def __init__(self, make: Callable[..., Any], sizes: dict[str, Any]) -> None:
-        self.make, self.sizes = make, sizes
-
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        return self.make(*arguments, **(named | self.sizes))
-
-
 def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The features of the batch of a job, by the number of the image or clip."""
     from vllm import ModelRegistry
@@ -106,10 +91,7 @@ def encode(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         start_ranks()
         module, language = job["language"]
         setattr(import_module(module), language, NoLayers)
-        for name, sizes in job["sizes"].items():
-            make = getattr(import_module(module), name)
-            if not isinstance(make, OfSizes):  # of the job before
-                setattr(import_module(module), name, OfSizes(make, sizes))
+        set_sizes({f"{module}:{name}": sizes for name, sizes in job["sizes"].items()})
         torch.set_default_dtype(torch.float32)
         model = made(vllm_config=config).eval()
         known = load_file(Path(job["model"]) / "model.safetensors")
