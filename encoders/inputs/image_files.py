@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from pathlib import Path
 from typing import (
     IO,
@@ -146,8 +147,7 @@ class JpegRun(NamedTuple):
 
     def has_just(self, rows: Sequence[object]) -> bool:
         """Return whether ``rows`` are the images of the run, all of them, in order."""
-        both = zip(rows, self.images, strict=False)
-        return 0 < len(rows) == len(self.images) and all(one is image for one, image in both)
+        return 0 < len(rows) == len(self.images) and all(map(is_, rows, self.images))
 
 
 NO_RUN = JpegRun(torch.empty(0, dtype=torch.uint8, device="cpu"), ())
