@@ -1,18 +1,14 @@
 """Preprocessing of images for DeepSeek-OCR and OCR-2: a view of the whole image, and tiles.
 
-Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e, and
-``DeepseekOcr2ImageProcessor`` of transformers 5.24.0.
+Source: ``DeepseekOCRProcessor`` of deepseek-ai/DeepSeek-OCR at commit e4ac34e, which resizes by
+Pillow, and ``DeepseekOcr2ImageProcessor`` and ``UnlimitedOcrImageProcessor`` of transformers 5.24.0
+for repos whose processor file names one of them.
 
 Shapes: s side of a view in pixels.
 
-Deliberate differences:
-
-- Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
-  differs by at most one level at most scales.
-- An image is cut into at most six tiles, as in DeepSeek-OCR's processor for vLLM. The code beside
-  the weights on the Hub cuts it into up to nine; ``max_tiles=9`` does that here.
-- Where an odd number of pixels is left beside an image, DeepSeek's code and this one round half of
-  it to the even number, transformers rounds it down.
+Deliberate difference: an image is cut into at most six tiles, as in DeepSeek-OCR's processor for
+vLLM. The code beside the weights on the Hub cuts it into up to nine; ``max_tiles=9`` does that
+here.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import pad_to_canvas, resize
-from ..inputs.processor_files import Section, read_positive, require_supported
+from ..inputs.images import lay_over, plan_on_canvas, resize
+from ..inputs.processor_files import Resample, Section, read_positive, require_supported
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import ViewPreprocessor, Views
 
@@ -42,6 +38,15 @@ class OcrPreprocessor(ViewPreprocessor):
     tiled: bool = True
     keep_shape: bool = True
     """Whether the whole image is padded to a square; otherwise it is stretched to one."""
+    as_transformers: bool = False
+    """Whether images are resized and centred as transformers' classes do, which take torch's filter
+    and round the rows above an image down; otherwise as DeepSeek's code does, which takes Pillow's
+    and rounds halves of a row to the even number."""
+
+    @property
+    def resample(self) -> Resample:
+        """The filter with which images are resized."""
+        return "bicubic" if self.as_transformers else "pillow_bicubic"
 
     @property
     def sides(self) -> dict[str, int]:
@@ -65,20 +70,32 @@ class OcrPreprocessor(ViewPreprocessor):
         """
         base, side = self.base_size, self.tile_size
         if self.keep_shape:
-            whole_view = pad_to_canvas(image, base, base, self.mean)
+            whole_view = self._padded(image)
         else:
-            whole_view = resize(image, base, base)
+            whole_view = resize(image, base, base, self.resample)
         tile_limit = self.max_tiles if max_tiles is None else max_tiles
         if not self.tiled or max(image.shape[1:]) <= side or tile_limit < 2:
             return Views({"image": [whole_view]})
         columns, rows = best_tiling(image.shape[2], image.shape[1], 2, tile_limit, side)
         check_area(columns * rows, side)
-        canvas = resize(image, rows * side, columns * side)
+        canvas = resize(image, rows * side, columns * side, self.resample)
         tiles = list(rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side))
         return Views({"image": [whole_view], "tiles": tiles}, (columns, rows, True))
 
+    def _padded(self, image: Tensor) -> Tensor:
+        """Return the whole image in the middle of a square of the colour of the mean."""
+        base = self.base_size
+        plan = plan_on_canvas(image, base, base, self.mean)
+        small = resize(image, plan.height, plan.width, self.resample)
+        corner = plan.corner
+        if self.as_transformers:
+            corner = (base - plan.height) // 2, (base - plan.width) // 2
+        return lay_over(small, base, base, *corner, self.mean)
+
     def with_section(self, label: str, section: Section) -> OcrPreprocessor:
         """Return a copy with the mean, the std and the most tiles that a processor file sets.
+
+        The class that the file names decides ``as_transformers``.
 
         Args:
             label: name of the section in errors.
@@ -91,4 +108,9 @@ class OcrPreprocessor(ViewPreprocessor):
         require_supported(label, section, {**fixed, "background_color": [127, 127, 127]})
         most = section.get("max_patches")
         tiles = read_positive(label, "max_patches", most, self.max_tiles, MOST_TILES)
-        return replace(super().with_section(label, section), max_tiles=tiles)
+        kind = str(section.get("image_processor_type"))
+        return replace(
+            super().with_section(label, section),
+            max_tiles=tiles,
+            as_transformers=kind.startswith(("DeepseekOcr2", "UnlimitedOcr")),
+        )

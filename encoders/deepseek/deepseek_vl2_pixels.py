@@ -1,15 +1,12 @@
 """Preprocessing of images for DeepSeek-VL2: a padded view of the whole image, and tiles.
 
-Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e.
+Source: ``DeepseekVLV2Processor`` of deepseek-ai/DeepSeek-VL2 at commit ef9f91e, which resizes by
+Pillow.
 
 Shapes: s side of a view in pixels.
 
-Deliberate differences:
-
-- Images are resized by torch's uint8 kernel as in the other families; the source uses PIL, which
-  differs by at most one level at most scales.
-- The source makes no tiles if a prompt has more than two images. Here every image is cut into tiles
-  as if it were alone; ``max_tiles=1`` leaves images whole.
+Deliberate difference: the source makes no tiles if a prompt has more than two images. Here every
+image is cut into tiles as if it were alone; ``max_tiles=1`` leaves images whole.
 """
 
 from __future__ import annotations
@@ -62,9 +59,10 @@ class CandidatePreprocessor(ViewPreprocessor):
             if max_tiles is None or size[0] * size[1] <= max_tiles * side * side
         ]
         width, height = best_candidate(image.shape[2], image.shape[1], allowed)
-        canvas = pad_to_canvas(image, height, width, self.mean)
+        canvas = pad_to_canvas(image, height, width, self.mean, "pillow_bicubic")
         tiles = rearrange(canvas, "c (r h) (q w) -> (r q) c h w", h=side, w=side)
-        whole_view, patches = pad_to_canvas(image, side, side, self.mean), self.sides["image"]
+        whole_view = pad_to_canvas(image, side, side, self.mean, "pillow_bicubic")
+        patches = self.sides["image"]
         views = [view[:, :patches, :patches] for view in (whole_view, *tiles)]
         return Views({"image": views}, (width // side, height // side, True))
 

@@ -1,18 +1,14 @@
 """Preprocessing for DeepSeek-VL and Janus: one padded square view, or two of different sizes.
 
 Source: ``VLMImageProcessor`` and ``HybridVisionTower`` of deepseek-ai/DeepSeek-VL at commit
-681bffb; ``JanusImageProcessor`` of transformers 5.23.0.
+681bffb, which resize by Pillow, and ``DeepseekVLImageProcessor``,
+``DeepseekVLHybridImageProcessor`` and ``JanusImageProcessor`` of transformers 5.23.0 for repos
+whose processor file names one of them.
 
 Shapes: s side of a view in pixels.
 
-Deliberate differences:
-
-- Images are resized by torch's uint8 kernel as in the other families; the sources use PIL, which
-  differs by at most one level at most scales.
-- transformers' DeepseekVLImageProcessor and DeepseekVLHybridImageProcessor round the shorter side
-  to the nearest pixel; the source rounds it down, as is done here for these repos, too. The
-  hybrid class also rounds the pixels of the small view to integers. A ``background_color`` in their
-  files is not read: as in these classes, the padding has the colour of the mean.
+A ``background_color`` in a file is not read: as in the sources, the padding has the colour of the
+mean.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from ..inputs.processor_files import (
     CLIP_STD,
     HALF,
     PerChannel,
+    Resample,
     Section,
     check_side,
     read_mean_std,
@@ -44,8 +41,15 @@ class SquarePreprocessor(ViewPreprocessor):
     image_size: int = 384
     min_size: int = 14
     """The least number of pixels to which the shorter side of an image is resized."""
-    nearest: bool = False
-    """Whether the shorter side is rounded to the nearest pixel (Janus), or down."""
+    as_transformers: bool = False
+    """Whether images are resized as transformers' classes do, which take torch's filter and round
+    the shorter side to the nearest pixel; otherwise as DeepSeek's code does, which takes Pillow's
+    and rounds it down."""
+
+    @property
+    def resample(self) -> Resample:
+        """The filter with which images are resized."""
+        return "bicubic" if self.as_transformers else "pillow_bicubic"
 
     @property
     def sides(self) -> dict[str, int]:
@@ -71,15 +75,18 @@ class SquarePreprocessor(ViewPreprocessor):
         height, width = image.shape[1:]
         longer, side = max(height, width), self.image_size
         rows, columns = (
-            round(length * (side / longer)) if self.nearest else int(length / longer * side)
+            round(length * (side / longer)) if self.as_transformers else int(length / longer * side)
             for length in (height, width)
         )
-        small = resize(image, max(rows, self.min_size), max(columns, self.min_size))
+        size = max(rows, self.min_size), max(columns, self.min_size)
+        small = resize(image, *size, self.resample)
         free_rows, free_columns = side - small.shape[1], side - small.shape[2]
         return lay_over(small, side, side, free_rows // 2, free_columns // 2, self.colour)
 
     def with_section(self, label: str, section: Section) -> SquarePreprocessor:
         """Return a copy with the mean, the std and the smallest side that a processor file sets.
+
+        The class that the file names decides ``as_transformers``.
 
         Args:
             label: name of the section in errors.
@@ -93,9 +100,9 @@ class SquarePreprocessor(ViewPreprocessor):
         mean, std = read_mean_std(
             label, section, CLIP_MEAN, CLIP_STD
         )  # the defaults of transformers' DeepseekVLImageProcessor and JanusImageProcessor
-        nearest = str(section.get("image_processor_type")).startswith("Janus")
+        as_transformers = str(section.get("image_processor_type")).startswith(("Janus", "DeepseekVL"))
         smallest = self.smallest(label, section)
-        return replace(self, mean=mean, std=std, min_size=smallest, nearest=nearest)
+        return replace(self, mean=mean, std=std, min_size=smallest, as_transformers=as_transformers)
 
     def smallest(self, label: str, section: Section) -> int:
         """Return the least side of an image in pixels, ``min_size`` of a processor file."""
@@ -134,9 +141,13 @@ class HybridPreprocessor(SquarePreprocessor):
         return (self.low_mean, self.low_std) if path == "image" else (self.mean, self.std)
 
     def views(self, image: Tensor, max_tiles: int | None) -> Views:
-        """Return the large view, and the small view, resized from it in float32, as in DeepSeek."""
+        """Return the large view, and the small view, which is resized from it.
+
+        DeepSeek's tower does that in float32, transformers' class in integers.
+        """
         high = self.square(image)
-        low = resize(high.to(torch.float32), self.low_size, self.low_size, "bilinear")
+        source = high if self.as_transformers else high.to(torch.float32)
+        low = resize(source, self.low_size, self.low_size, "bilinear")
         return Views({"image": [low], "high": [high]})
 
     def with_section(self, label: str, section: Section) -> HybridPreprocessor:
@@ -156,7 +167,8 @@ class HybridPreprocessor(SquarePreprocessor):
             check_side(label, section, self.image_size)
             require_supported(label, section, {"do_normalize": False})
             colour, _ = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
-            return replace(self, background=colour, min_size=self.smallest(label, section))
+            smallest = self.smallest(label, section)
+            return replace(self, background=colour, min_size=smallest, as_transformers=False)
         check_side(label, section, self.low_size)
         check_side(label, {"size": section.get("high_res_size", 1024)}, self.image_size)
         filters = {"resample": 2, "high_res_resample": 3}
@@ -173,4 +185,5 @@ class HybridPreprocessor(SquarePreprocessor):
             low_std=low_std,
             background=mean,
             min_size=self.smallest(label, section),
+            as_transformers=True,
         )

@@ -428,7 +428,9 @@ def lay_over(
     return canvas
 
 
-def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) -> Tensor:
+def pad_to_canvas(
+    image: Tensor, height: int, width: int, colour: PerChannel, mode: Resample = "bicubic"
+) -> Tensor:
     """Resize an image, keeping its aspect ratio, and centre it on a canvas that it just fits.
 
     Args:
@@ -436,12 +438,13 @@ def pad_to_canvas(image: Tensor, height: int, width: int, colour: PerChannel) ->
         height: height of the canvas in pixels.
         width: width of the canvas in pixels.
         colour: red, green and blue around the image, from 0 to 1, rounded as in :func:`lay_over`.
+        mode: the filter, as in :func:`resize`.
 
     Returns:
         uint8 [3, height, width].
     """
     plan = plan_on_canvas(image, height, width, colour)
-    small = resize(image, plan.height, plan.width)
+    small = resize(image, plan.height, plan.width, mode)
     return lay_over(small, height, width, *plan.corner, colour)
 
 

@@ -1,15 +1,13 @@
 """Preprocessing of images and clips for MoonViT: shrunk to a limit, padded to whole tokens.
 
-Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0,
-``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input``, and
-``kimi_k3_vision_processing.py`` of moonshotai/Kimi-K3.
+Source: ``Kimi_K25ImageProcessor`` and ``Kimi_K25VideoProcessor`` of transformers 5.23.0, and
+``KimiVLImageProcessor`` of moonshotai/Kimi-VL-A3B-Instruct with ``pad_input`` and
+``kimi_k3_vision_processing.py`` of moonshotai/Kimi-K3, which resize by Pillow.
 
 Deliberate differences:
 
 - The frames of a clip are one item; the tower divides it into segments of four frames.
 - An image with a side over the limit is shrunk for Kimi-VL, too; its own processor raises an error.
-- Images of Kimi-K3 are resized by torch's uint8 kernel as in the other families; its source uses
-  PIL, which differs by at most 1 of 255 levels.
 - Transparent images of Kimi-K3 are laid over white before they are resized, as in the other
   families; its processor lays them over white and grey squares afterwards
   (``transparent_bg_config`` of its file, which is not read).
@@ -87,6 +85,7 @@ class NavitPreprocessor(PatchPreprocessor):
         videos = PixelRules(1, _FRAME * area, HALF, HALF, sampling="uniform")
         return cls(
             *(patch_size, 1, 1, images, videos),
+            resample="pillow_bicubic" if images_alone or third else "bicubic",
             images_alone=images_alone,
             token_size=token_size,
             segment_frames=segment_frames,
@@ -169,7 +168,7 @@ class NavitPreprocessor(PatchPreprocessor):
         """Return how a frame is shrunk and laid on the upper left corner of a black canvas."""
         height, width = frame.shape[1:]
         canvas = grid[1] * self.patch_size, grid[2] * self.patch_size
-        return ResizePlan(*self._content(height, width, rules), canvas=canvas)
+        return ResizePlan(*self._content(height, width, rules), self.resample, canvas=canvas)
 
     def _content(self, height: int, width: int, rules: PixelRules) -> tuple[int, int]:
         """Return height and width in pixels that an image is shrunk to before it is padded."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers.models.kimi_k25.image_processing_kimi_k25 import (
     Kimi_K25ImageProcessor,
     navit_resize,
@@ -60,6 +61,20 @@ def test_pixels_of_images_are_the_processors_to_the_bit() -> None:
     assert torch.equal(got.grid_thw, theirs["image_grid_thw"])
     assert torch.equal(got.pixel_values, theirs["pixel_values"].flatten(1))
     assert torch.equal(VisionInputs.from_processor(theirs).pixel_values, got.pixel_values)
+
+
+@pytest.mark.parametrize("ours", [ALONE, KIMI_K3], ids=["kimi-vl", "kimi-k3"])
+def test_images_of_moonshots_own_processors_have_pixels_of_pil(ours: NavitPreprocessor) -> None:
+    for size in ((9, 70), (2800, 1900), (7300, 400)):
+        image = china().resize(size)
+        inputs = ours([image])
+        height, width = ours._content(size[1], size[0], ours.images)
+        (_, h, w) = inputs.grid_thw[0].tolist()
+        canvas = Image.new("RGB", (14 * w, 14 * h))
+        canvas.paste(image.resize((width, height), Image.Resampling.BICUBIC))
+        wanted = torch.from_numpy(np.array(canvas)).view(h, 14, w, 14, 3).permute(0, 2, 4, 1, 3)
+        levels = (inputs.pixel_values.view(h, w, 3, 14, 14) + 1) * 127.5
+        assert torch.equal(levels.round(), wanted.float()), size
 
 
 def test_pixels_of_clips_are_the_processors_and_the_grid_has_its_segments() -> None:
