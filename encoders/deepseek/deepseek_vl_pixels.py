@@ -100,9 +100,14 @@ class SquarePreprocessor(ViewPreprocessor):
         mean, std = read_mean_std(
             label, section, CLIP_MEAN, CLIP_STD
         )  # the defaults of transformers' DeepseekVLImageProcessor and JanusImageProcessor
-        as_transformers = str(section.get("image_processor_type")).startswith(("Janus", "DeepseekVL"))
-        smallest = self.smallest(label, section)
-        return replace(self, mean=mean, std=std, min_size=smallest, as_transformers=as_transformers)
+        kind = str(section.get("image_processor_type"))
+        return replace(
+            self,
+            mean=mean,
+            std=std,
+            min_size=self.smallest(label, section),
+            as_transformers=kind.startswith(("Janus", "DeepseekVL")),
+        )
 
     def smallest(self, label: str, section: Section) -> int:
         """Return the least side of an image in pixels, ``min_size`` of a processor file."""
