@@ -245,7 +245,7 @@ class VisionEncoder(Encoder):
     def with_extras(self: Self, names: Sequence[str]) -> Self:
         check_names(names, self._named_blocks, ("",) if self.prefix_rows else ())
         giving = copy.copy(self)  # the copy shares modules, parameters and hooks
-        giving._extra_names = tuple(dict.fromkeys(names))
+        giving._extra_names = tuple(dict.fromkeys((*self._extra_names, *names)))
         return giving
 
     def _call(

@@ -118,6 +118,22 @@ def test_extras_of_tiles_and_whole_images_stay_apart() -> None:
 
 
 @torch.no_grad()
+def test_extras_are_added_to_those_that_an_encoder_gives() -> None:
+    encoder = tiny("qwen2_vl")
+    pixels, grids = draw_pixels(encoder, grids_for("qwen2_vl")), grids_for("qwen2_vl")
+    names = ["blocks.0", "blocks.1.mlp"]
+    wanted = encoder.with_extras(names)(pixels, grids).extras
+    first = encoder.with_extras(names[:1])
+    found = first.with_extras([*names[1:], *names])(pixels, grids).extras
+    assert list(found) == list(wanted) == names
+    assert all(torch.equal(found[name], wanted[name]) for name in names)
+    assert list(first(pixels, grids).extras) == names[:1]
+    several = shared("step3_vl").with_extras(["tiles.blocks.1"]).with_extras(["blocks.1"])
+    items = several(several.preprocess(IMAGES))
+    assert {*items[0].extras} == {"blocks.1", "tiles.blocks.1"}
+
+
+@torch.no_grad()
 def test_both_resolutions_have_extras_in_every_item() -> None:
     encoder = deepseek.build("deepseek_vl_hybrid")
     inputs = deepseek.draw_inputs(encoder, deepseek.TILES["deepseek_vl_hybrid"])
