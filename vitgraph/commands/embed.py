@@ -373,7 +373,9 @@ def _load(command: Command, commit: str) -> Encoder | GraphedEncoder:
     if is_folder and checkpoint_state(options.repo, options.subfolder) != commit:
         raise ValueError(f"{options.repo}: has changed while it was loaded; begin again")
     graphs = device.type == "cuda" if options.graph is None else options.graph
-    outputs = outputs_of(encoder.paths, command.fields)
+    # Class tokens are extras, and their towers have no DeepStack: a graph keeps nothing else.
+    fields = ("deepstack_features",) if command.pool == "cls" else command.fields
+    outputs = outputs_of(encoder.paths, fields)
     if not graphs:
         encoder = encoder.accelerated(precision="fp8") if options.precision == "fp8" else encoder
         return encoder.with_extras([name for name in outputs if name not in OUTPUT_FIELDS])

@@ -290,7 +290,7 @@ def _read_fields(options: argparse.Namespace, pool: Pool) -> tuple[str, ...]:
         if fields is not None:
             raise ValueError(
                 f"--fields {fields}: names what --pool none writes; a vector is made of "
-                "pooler_output, with --pool cls of last_hidden_state"
+                "pooler_output, with --pool cls of class tokens"
             )
         names: tuple[str, ...] = ("last_hidden_state" if pool == "cls" else "pooler_output",)
     else:

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,12 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoders.base.vision_encoder import VisionEncoder
-from tests.support.commands.embed_jobs import close
+from graphwrap import GraphedEncoder
+from tests.support.commands.embed_jobs import close, run_job
 from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.sources.reading import File, ImageReader, Readable
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
 
 KEYS = ["b/inner/one.jpg", "b/two.PNG", "c.jpg", "d.jpg"]
 FIELDS = "pooler_output,last_hidden_state,deepstack_features"
@@ -247,6 +250,26 @@ def test_a_source_without_a_readable_image_gives_an_empty_matrix(
     assert main(["embed", "--verify", str(tmp_path / "none")]) == 0
     keys, items = load_embeddings(tmp_path / "none", "last_hidden_state")
     assert (keys, items.shape) == ([], (0,))
+
+
+def test_a_graph_of_class_tokens_keeps_no_other_rows(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GraphedEncoder] = []
+
+    class Kept(GraphedEncoder):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            made.append(self)
+
+    monkeypatch.setattr("graphwrap.GraphedEncoder", Kept)
+    folder = write_seeded_checkpoint(tmp_path / "dinov2", "dinov2", width=64)
+    assert run_job(folder, photos, tmp_path / "out", "--pool", "cls", "--graph") == 0
+    keys, matrix = load_embeddings(tmp_path / "out")
+    encoder = load_encoder(folder, dtype="float32", progress=False)
+    assert close(matrix, encoder.embed([photos / key for key in keys], pool="cls"))
+    (output,) = made[0].encode([china()])
+    assert output.last_hidden_state is output.pooler_output is None
 
 
 @pytest.mark.parametrize(
