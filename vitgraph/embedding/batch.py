@@ -218,11 +218,15 @@ class EmbedBatch:
 def _require_rows(image_column: str, columns: Mapping[str, object]) -> None:
     """Raise a ValueError if a batch is a single row, or its columns have several lengths."""
     images, count = columns[image_column], _length(columns[image_column])
-    is_image = isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4)
     fix = "pass batched=True to datasets.map, a list to a call"
-    if count is None or is_image:
-        kind = "image" if is_image else type(images).__name__
+    if count is None:
+        kind = type(images).__name__
         raise ValueError(f"column {image_column!r} is one {kind}, not one image per row: {fix}")
+    if isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4):
+        raise ValueError(
+            f"column {image_column!r} has the shape {images.shape}, that of one image [H, W, C], "
+            f"not one image per row: {fix}; grey images so narrow need the shape [n, H, W, 1]"
+        )
     for name, values in columns.items():
         if not isinstance(values, Mapping) and (rows := _length(values)) != count:
             found = f"is one {type(values).__name__}" if rows is None else f"has {rows} rows"

@@ -161,6 +161,15 @@ def test_a_copy_in_another_process_is_a_few_settings_and_loads_anew(
     assert len(loads) == 1
 
 
+def test_narrow_grey_images_are_one_batch_with_a_channel_axis(embed: EmbedBatch) -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (2, 40, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"grey images so narrow need the shape \[n, H, W, 1\]"):
+        embed({"image": grey, "id": [0, 1]})
+    found = embed({"image": grey[..., None], "id": [0, 1]})
+    assert found["error"] == ["", ""]
+    assert np.allclose(found["embedding"], embed({"image": [*grey]})["embedding"], atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -169,7 +178,10 @@ def test_a_copy_in_another_process_is_a_few_settings_and_loads_anew(
         ({"image": "china.png"}, r"'image' is one str, not one image per row: pass batched=True"),
         ({"image": {"bytes": b"", "path": None}}, r"is one dict, not one image per row"),
         ({"image": photographs()[0]}, r"is one \w*Image\w*, not one image per row"),
-        ({"image": np.zeros((40, 50, 3), np.uint8)}, r"is one image, not one image per row"),
+        (
+            {"image": np.zeros((40, 50, 3), np.uint8)},
+            r"'image' has the shape \(40, 50, 3\), that of one image",
+        ),
         (
             {"image": np.zeros((40, 50), np.uint8), "label": 3},
             r"'label' is one int, 'image' has 40",
