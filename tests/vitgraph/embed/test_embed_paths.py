@@ -17,6 +17,7 @@ from tests.support.photographs import china
 from vitgraph.embedding.sources import suffixes
 from vitgraph.embedding.sources.listing import Source
 from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
+from vitgraph.features import load_embeddings
 
 read = ImageReader(SourceOptions()).read
 
@@ -71,6 +72,22 @@ def test_what_is_left_out_is_counted_by_suffix(
     for part in ("1 .mp4", "1 without a suffix", "1 pipes or devices"):
         assert part in said
     assert ".txt" not in said
+
+
+def test_a_pattern_reports_broken_links_and_pipes_as_a_folder_does(
+    repo: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "lost.png").symlink_to(tmp_path / "gone.png")
+    (folder / "sub.png").mkdir()
+    os.mkfifo(folder / "pipe.png")
+    for number, source in enumerate((folder, folder / "*.png")):
+        assert run_job(repo, source, tmp_path / f"out {number}") == 3
+        said = capsys.readouterr()
+        assert "1 pipes or devices" in said.out
+        keys, _ = load_embeddings(tmp_path / f"out {number}")
+        assert keys == ["own.png"]
+        rows = (tmp_path / f"out {number}" / "errors.csv").read_text()
+        assert "lost.png" in rows
 
 
 def test_photographs_of_phones_are_taken_or_the_package_is_named(

@@ -132,8 +132,18 @@ class Source:
         root = os.path.join(*fixed[:depth])
         names = glob.glob(str(path), recursive=True)
         keys = {Path(name_found).relative_to(root).as_posix(): name_found for name_found in names}
-        files = (_local_file(keys[key], key) for key in sorted(keys) if os.path.isfile(keys[key]))
+        files = (_local_file(keys[key], key) for key in sorted(keys) if self._takes(keys[key]))
         return self._expand_archives(files)
+
+    def _takes(self, path: str) -> bool:
+        """Return whether a path that a pattern matches is listed; count a pipe or a device.
+
+        Folders are not. A broken link is, as in a folder, because reading it reports its name.
+        """
+        if os.path.isfile(path) or not os.path.exists(path):
+            return True
+        self.left_out.counts["pipes or devices"] += not os.path.isdir(path)
+        return False
 
     def _files_below(self, root: str) -> Iterator[File]:
         """Yield the image files below a local folder, sorted by key; hidden files are skipped.
