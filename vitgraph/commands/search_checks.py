@@ -12,9 +12,9 @@ from .arguments import check_names, is_video
 
 
 def is_text(query: str) -> bool:
-    """Return whether a query is words: it is no file, and does not look like the path of one."""
+    """Return whether a query is words: no path exists of this name, and it does not look like one."""
     looks_like_a_path = "/" in query or os.sep in query or is_media(query)
-    return not looks_like_a_path and not os.path.isfile(query)
+    return not looks_like_a_path and not os.path.exists(query)
 
 
 def check_search(options: argparse.Namespace) -> None:
@@ -66,6 +66,11 @@ def _check_query(options: argparse.Namespace) -> None:
         raise ValueError(
             f"{options.query}: there is no such file; check the path (a query in words has no / "
             "and does not end like an image)"
+        )
+    if os.path.isdir(query := options.query):
+        raise ValueError(
+            f"{query}: is a folder, and a query is an image, a clip or words: give a file in it, or "
+            f"words of which there is no folder here, such as 'a {path.name}'"
         )
     images, videos = ([], [path]) if is_video(path) else ([path], [])
     names = {"images": images, "video": videos, "repo": "REPO_OR_FOLDER", "out": "OUT"}

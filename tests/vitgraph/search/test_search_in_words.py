@@ -88,6 +88,15 @@ def test_a_mistyped_path_is_no_text(job: Path, cli: Cli, query: str) -> None:
     assert "a query in words has no / and does not end like an image" in said
 
 
+def test_the_name_of_a_folder_is_no_text(
+    job: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "cat: is a folder, and a query is" in refusal(cli("search", job, "cat"))
+    assert cli("search", job, "a cat", "--no-progress").code == 0
+
+
 def test_jobs_that_cannot_be_asked_in_words_say_why(
     job: Path,
     model: Path,
