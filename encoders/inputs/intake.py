@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -54,6 +55,11 @@ KEY_IS_IMAGE = (
     "an image that has a mask or a label alone or as (key, image)"
 )
 """The error text for a pair of a stream that may be two frames, or an image with a mask."""
+
+
+_FAILED: WeakValueDictionary[int, Image.Image] = WeakValueDictionary()
+"""The PIL images that could not be decoded, by their addresses. PIL forgets most such errors, and
+would return the grey or black rest of the pixels the next time."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +259,7 @@ def _file_of(image: Image.Image) -> str:
 
 
 def _pil_to_rgb(image: Image.Image) -> Image.Image:
-    with lock_of(image):
-        image.load()
+    _load(image)
     if image.mode == "RGB" and image.info.get("transparency") is None:
         return image
     if image.mode.startswith("I"):
@@ -265,6 +270,19 @@ def _pil_to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
+
+
+def _load(image: Image.Image) -> None:
+    """Decode a PIL image that is not decoded yet, and note if that fails."""
+    with lock_of(image):
+        is_over = isinstance(image, ImageFile) and not image.tile
+        if is_over and _FAILED.get(id(image)) is image:
+            raise OSError("it was damaged when it was decoded before")
+        try:
+            image.load()
+        except DAMAGED:
+            _FAILED[id(image)] = image
+            raise
 
 
 def _eight_bits(grey: AnyArray) -> AnyArray:

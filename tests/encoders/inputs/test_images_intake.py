@@ -289,6 +289,36 @@ def test_an_error_of_a_file_that_is_read_late_is_not_called_a_damaged_image() ->
         to_rgb(Late())
 
 
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "GIF"])
+def test_a_pil_image_that_is_damaged_is_refused_every_time(suffix: str) -> None:
+    china().resize((200, 100)).save(file := io.BytesIO(), suffix)
+    rng, refused = random.Random(0), 0
+    for _ in range(200):
+        damaged = bytearray(file.getvalue())
+        for _ in range(5):
+            damaged[rng.randrange(len(damaged) // 4, len(damaged))] = rng.randrange(256)
+        try:
+            image = Image.open(io.BytesIO(damaged))
+            to_rgb(image)
+        except (OSError, SyntaxError):
+            continue
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match="cannot be decoded to RGB"):
+                to_rgb(image)
+    assert refused > 5
+
+
+def test_a_pil_image_whose_file_failed_once_is_read_again(tmp_path: Path) -> None:
+    china().save(path := tmp_path / "china.png")
+    image, content = Image.open(path), path.read_bytes()
+    path.write_bytes(content[:-1000])
+    with pytest.raises(ValueError, match="truncated"):
+        to_rgb(image)
+    path.write_bytes(content)
+    assert torch.equal(to_rgb(image), to_rgb(china()))
+
+
 def test_a_lazily_opened_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = truncated(tmp_path, ".jpg")
     with Image.open(path) as opened, pytest.raises(ValueError, match=rf"image {path} of mode RGB"):
