@@ -12,7 +12,7 @@ from .arguments import check_names, is_video
 
 
 def is_text(query: str) -> bool:
-    """Return whether a query is words: no path exists of this name, and it does not look like one."""
+    """Return whether a query is words: nothing has it as its path, and it does not look like one."""
     looks_like_a_path = "/" in query or os.sep in query or is_media(query)
     return not looks_like_a_path and not os.path.exists(query)
 
@@ -69,8 +69,8 @@ def _check_query(options: argparse.Namespace) -> None:
         )
     if os.path.isdir(query := options.query):
         raise ValueError(
-            f"{query}: is a folder, and a query is an image, a clip or words: give a file in it, or "
-            f"words of which there is no folder here, such as 'a {path.name}'"
+            f"{query}: is a folder, and a query is an image, a clip or words: give a file in it, "
+            f"or words of which there is no folder here, such as 'a {path.name}'"
         )
     images, videos = ([], [path]) if is_video(path) else ([path], [])
     names = {"images": images, "video": videos, "repo": "REPO_OR_FOLDER", "out": "OUT"}
