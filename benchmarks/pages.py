@@ -23,6 +23,7 @@ from benchmarks import (
     family_speed,
     fetch,
     first_token,
+    folders,
     fp8,
     gate,
     image_towers,
@@ -137,6 +138,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         starts.table(results(f"starts_{gpu}")) for gpu in ("h200", "h100")
     ),
     "from bytes": lambda: gate.table(results("gate_h200"), results("gate_h100")),
+    "folders": lambda: folders.table(results("folders_h100")),
     "one image from bytes": lambda: gate.sentence(results("gate_h200")),
     "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
