@@ -12,7 +12,7 @@ from .arguments import check_names, is_video
 
 
 def is_text(query: str) -> bool:
-    """Return whether a query is words: nothing has it as its path, and it does not look like one."""
+    """Return whether a query is words: it is no path that exists, and does not look like one."""
     looks_like_a_path = "/" in query or os.sep in query or is_media(query)
     return not looks_like_a_path and not os.path.exists(query)
 
