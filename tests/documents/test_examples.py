@@ -150,7 +150,7 @@ def test_a_slurm_job_writes_and_checks_all_shards(
     out, path = tmp_path / "vectors", f"{programs}{os.pathsep}{os.environ['PATH']}"
     command = (bash, EXAMPLES / "embed_slurm.sh", repo, photos, out, "--shard-items", 2)
     said = run(*command, "--normalize", PATH=path)
-    assert "3 shards of 6 files are whole" in said
+    assert "complete, 3 shards with 6 files" in said
     assert "3.png" in (out / "errors.csv").read_text()
     keys, matrix = load_embeddings(out)
     assert keys == [f"{number}.png" for number in (0, 1, 2, 4, 5)]

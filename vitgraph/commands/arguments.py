@@ -102,8 +102,8 @@ class Parser(argparse.ArgumentParser):
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the arguments of a command line.
 
-    Unlike argparse, this function also accepts image paths that follow options and, after
-    ``--``, image paths that begin with a dash.
+    Unlike argparse, this function also accepts images, a folder or a query that follow options and,
+    after ``--``, image paths that begin with a dash.
 
     Args:
         parser: the parser of the whole command line.
@@ -122,11 +122,26 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     options, positional = parser.parse_known_args([*head, *dashes, *tail])
     positional = [argument for argument in positional if argument != "--"]
     unknown_options = [argument for argument in positional if argument.startswith("-")]
-    if unknown_options or (positional and "images" not in options):
+    if not unknown_options:
+        positional = _take_late(options, positional)
+    if unknown_options or positional:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown_options or positional)}")
-    if positional:
-        options.images += map(Path, positional)
     return options
+
+
+def _take_late(options: argparse.Namespace, late: list[str]) -> list[str]:
+    """Put arguments that follow options into their places, and return those that have none.
+
+    argparse gives an optional argument no value if the options precede it, as in
+    ``vitgraph embed REPO --out DIR FOLDER``.
+    """
+    values = vars(options)
+    if "images" in values:
+        options.images += map(Path, late)
+        return []
+    empty = [name for name in ("repo", "files", "query") if values.get(name, "") is None]
+    values.update(zip(empty, late, strict=False))
+    return late[len(empty) :]
 
 
 def before_dashes(arguments: Sequence[str]) -> list[str]:

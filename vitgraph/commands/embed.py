@@ -185,7 +185,10 @@ def embed(options: argparse.Namespace) -> int:
     for folder, check in ((options.status, read_status), (options.verify, verify)):
         if folder is not None:
             if options.repo is not None:
-                raise ValueError(f"{options.repo}: a job is looked at without a checkpoint")
+                raise ValueError(
+                    f"{options.repo}: --status and --verify take only the folder of a job; leave "
+                    "the checkpoint and the images out"
+                )
             return _print_report(check(folder), options.json)
     check_embed(options)
     return run_worker(Command(options))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..embedding.block_fields import is_block, stack_of
 from ..embedding.manifest import Manifest
 from ..embedding.sources.files import entries_below
-from ..embedding.sources.listing import Source
+from ..embedding.sources.listing import WHAT_TO_GIVE, Source
 from ..embedding.sources.reading import File, ImageReader, SourceOptions
 from ..embedding.sources.suffixes import LeftOut
 from ..embedding.storage import STORE, local_folder, open_storage
@@ -127,7 +127,10 @@ def _check_plan(options: argparse.Namespace) -> None:
     if options.gpus is None:
         return
     if not options.plan:
-        raise ValueError(f"--gpus {options.gpus}: is for --plan; --shard starts several workers")
+        raise ValueError(
+            f"--gpus {options.gpus}: is for --plan; a job has one worker per "
+            "GPU, each with its own --shard"
+        )
     if options.gpus < 1:
         raise ValueError(f"--gpus {options.gpus}: must be at least 1")
 
@@ -182,7 +185,7 @@ def _check_files(options: argparse.Namespace) -> None:
             f"encode all of them: `{right} FILE.safetensors`"
         )
     if not path.exists():
-        list(Source(source))  # raises an error that lists the kinds of sources
+        raise ValueError(f"{source}: there is no such file or folder; {WHAT_TO_GIVE}")
     taken = LeftOut(source_options.clips)
     if path.is_dir() and not any(taken.takes(entry.name) for entry, _ in entries_below(str(path))):
         list(Source(source, source_options))
@@ -289,8 +292,8 @@ def _read_fields(options: argparse.Namespace, pool: Pool) -> tuple[str, ...]:
     if pool != "none":
         if fields is not None:
             raise ValueError(
-                f"--fields {fields}: names what --pool none writes; a vector is made of "
-                "pooler_output, with --pool cls of class tokens"
+                f"--fields {fields}: is for --pool none, and --pool {pool} writes one vector per "
+                "item; leave one of them out"
             )
         names: tuple[str, ...] = ("last_hidden_state" if pool == "cls" else "pooler_output",)
     else:
@@ -299,8 +302,8 @@ def _read_fields(options: argparse.Namespace, pool: Pool) -> tuple[str, ...]:
     for name in names:
         if name not in known_fields and not is_block(name):
             raise ValueError(
-                f"--fields: {name!r} is none of {', '.join(known_fields)}, and of no block, as "
-                "blocks.6 is"
+                f"--fields {name}: must be {', '.join(known_fields)}, or the output of a block, "
+                "such as blocks.6"
             )
     of_blocks = any(map(is_block, names))
     if of_blocks:

@@ -93,9 +93,8 @@ def verify(folder: str) -> JobReport:
         lines.append(f"... and {len(faults) - _MOST_LINES} more")
     if not faults:
         manifest = Manifest.read(open_storage(folder))
-        verb = "is" if manifest.shards == 1 else "are"
         shards, files = counted(manifest.shards, "shard"), counted(manifest.items, "file")
-        lines = [f"{folder}: {shards} of {files} {verb} whole"]
+        lines = [f"{folder}: complete, {shards} with {files}"]
     return JobReport(lines, 1 if faults else 0, {"folder": folder, "faults": faults})
 
 

@@ -92,7 +92,8 @@ def _check(rank: str, size: str, said_by: str) -> Worker:
     first, count = _number(rank), _number(size)
     if first is None or count is None or first >= count:
         raise ValueError(
-            f"{said_by} says worker {rank}/{size}: give I/N, I from 0 to N - 1, as --shard 0/4"
+            f"{said_by} says worker {rank!r} of {size!r}: a job of N workers has workers 0 to "
+            "N - 1; give --shard I/N, such as --shard 0/4"
         )
     return Worker(first, count, said_by)
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 import vitgraph
 from tests.support.commands.command_line import Cli
-from vitgraph.cli import main
+from vitgraph.cli import build_parser, main
+from vitgraph.commands.arguments import parse
 from vitgraph.features import load_features
 from weights import load_encoder
 
@@ -58,6 +59,25 @@ def test_images_may_stand_before_between_and_after_options(
     assert run.code == 0, run.err
     names = [item.name for item in load_features(out).items]
     assert names == [str(photo), str(a), str(b)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        ("embed repo --out dir photos", {"repo": "repo", "out": "dir", "files": "photos"}),
+        ("embed --out dir repo --pool max photos", {"repo": "repo", "files": "photos"}),
+        ("search dir --top 5 street.jpg", {"vectors": "dir", "query": "street.jpg"}),
+    ],
+)
+def test_a_folder_and_a_query_may_follow_options(arguments: str, values: dict[str, str]) -> None:
+    options = vars(parse(build_parser(), arguments.split()))
+    assert {name: options[name] for name in values} == values
+
+
+def test_one_argument_too_many_is_refused_after_options(cli: Cli) -> None:
+    run = cli("search", "dir", "--top", "5", "street.jpg", "flower.jpg")
+    assert run.code == 2
+    assert "unrecognized arguments: flower.jpg" in run.err
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ MISTAKES = {
     "nothing to embed": (["embed", "tower", "--out", "v"], "are required: FOLDER"),
     "a missing folder to embed": (
         ["embed", "tower", "nope", "--out", "v"],
-        "nope: no images found",
+        "nope: there is no such file or folder; give a folder",
     ),
     "a folder without images to embed": (["embed", "tower", "tower", "--out", "v"], "skipped"),
     "a video to embed": (

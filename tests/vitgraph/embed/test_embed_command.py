@@ -276,8 +276,8 @@ def test_a_graph_of_class_tokens_keeps_no_other_rows(
     ("arguments", "message"),
     [
         (("--shard-items", 0), "--shard-items 0: must be at least 1"),
-        (("--fields", "pooler_output"), "names what --pool none writes"),
-        (("--pool", "none", "--fields", "tokens"), "'tokens' is none of pooler_output, "),
+        (("--fields", "pooler_output"), "--fields pooler_output: is for --pool none"),
+        (("--pool", "none", "--fields", "tokens"), "--fields tokens: must be pooler_output, "),
         (("--pool", "none", "--normalize"), "needs one vector per item"),
         (("--pool", "cls"), "has no class token"),
         (("--max-tiles", 3), "this tower has no tiles"),
@@ -302,9 +302,12 @@ def test_impossible_arguments_leave_nothing_behind(
 def test_an_empty_source_and_a_used_folder_are_refused(
     embed: Embed, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for source in (photos / "*.bmp", tmp_path / "nowhere"):
-        assert embed(source) == 2
-        assert "no images found; give a folder with images" in capsys.readouterr().err
+    for name, fault in (
+        ("*.bmp", "no images found"),
+        ("nowhere", "there is no such file or folder"),
+    ):
+        assert embed(photos / name) == 2
+        assert f"{name}: {fault}; give a folder with images" in capsys.readouterr().err
     assert embed(photos, out="photos") == 2
     assert "holds files, and no manifest of an embedding job" in capsys.readouterr().err
     (tmp_path / "file").touch()

@@ -53,7 +53,7 @@ def test_verify_reads_every_file_and_names_what_is_wrong(
     assert main(command) == 0
     capsys.readouterr()
     assert main(["embed", "--verify", str(out)]) == 0
-    assert "6 shards of 12 files are whole" in capsys.readouterr().out
+    assert "complete, 6 shards with 12 files" in capsys.readouterr().out
     array = out / f"00001.{format}"
     array.write_bytes(array.read_bytes()[:-1] + b"?")
     (out / "00002.csv").unlink()
@@ -146,7 +146,7 @@ def test_a_job_is_looked_at_without_a_checkpoint_and_run_with_one(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "--status", str(tmp_path)]) == 2
-    assert "a job is looked at without a checkpoint" in capsys.readouterr().err
+    assert "--status and --verify take only the folder of a job" in capsys.readouterr().err
     assert main(["embed", command[1]]) == 2
     error = capsys.readouterr().err
     assert "the following arguments are required: FOLDER, --out (see `vitgraph embed" in error

@@ -51,6 +51,11 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """The file name endings of compressed tar files, which are rejected."""
 _PACKED = (".zip", ".7z", ".rar")
 """The file name endings of archives that are not read."""
+WHAT_TO_GIVE = (
+    "give a folder with images, a pattern in quotes, a .txt file with one path per line, - for "
+    f"paths on standard input, or {DATASET}NAME"
+)
+"""The end of errors about a source without images."""
 LISTING = 16
 """The number of tar files on a remote store whose headers are read at the same time."""
 
@@ -102,11 +107,7 @@ class Source:
             yield file
         if not count:
             left_out = "".join(f" ({line})" for line in self.left_out.describe())
-            raise ValueError(
-                f"{self.name}: no images found{left_out}; give a folder with images, a pattern in "
-                "quotes, a .txt file with one path per line, - for paths on standard input, or "
-                f"{DATASET}NAME"
-            )
+            raise ValueError(f"{self.name}: no images found{left_out}; {WHAT_TO_GIVE}")
 
     def _find(self) -> Iterator[File]:
         name = self.name
