@@ -253,7 +253,9 @@ def _move(tensor: Tensor, device: DeviceOrDtype, dtype: torch.dtype | None) -> T
     """Move and cast ``tensor``; ``device`` may be a dtype, as in ``tensor.to(torch.float16)``."""
     if isinstance(device, torch.dtype):
         if dtype is not None:
-            raise ValueError(f"to({device}, {dtype}): two dtypes, pass one, or a device and one")
+            raise ValueError(
+                f"to({device}, {dtype}): two dtypes; pass one, or a device and a dtype"
+            )
         device, dtype = None, device
     return tensor.to(device=device, dtype=dtype)
 
@@ -327,8 +329,8 @@ class VisionInputs(NamedTuple):
         """
         if self.paths.keys() != set(paths):
             raise ValueError(
-                f"the inputs have the paths {', '.join(self.paths)}, this encoder has "
-                f"{', '.join(paths)}: pass what its own preprocess returned"
+                f"the inputs have the paths {', '.join(self.paths)}, and this encoder "
+                f"has {', '.join(paths)}: pass what its own preprocess returned"
             )
         count, tiles = len(self.grid_thw), self.tiles or []
         tiled = tuple(item for item, (_, _, thumbnail) in enumerate(tiles) if thumbnail)
@@ -342,8 +344,8 @@ class VisionInputs(NamedTuple):
         for name, values in (("tiles", self.tiles), ("image_sizes", self.image_sizes)):
             if values is not None and len(values) != count:
                 raise ValueError(
-                    f"{name} has {len(values)} items, grid_thw {count}: pass what preprocess "
-                    "returned"
+                    f"{name} has {len(values)} items, and grid_thw {count}: pass what "
+                    "preprocess returned"
                 )
 
     @classmethod

@@ -166,7 +166,9 @@ def read_tables(file: str | os.PathLike[str], path_names: Collection[str]) -> di
     try:
         body = json.loads(Path(file).read_text())
         if body.keys() != set(path_names):
-            raise ValueError(f"it has the paths {list(body)}, this encoder has {list(path_names)}")
+            raise ValueError(
+                f"it has the paths {list(body)}, and this encoder has {list(path_names)}"
+            )
         return {path_name: _parse(os.fspath(file), body[path_name]) for path_name in path_names}
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -94,14 +94,14 @@ def with_extras(encoder: object, outputs: Sequence[str]) -> object:
     names = [name for name in outputs if name not in OUTPUT_FIELDS]
     if not names:
         return encoder
-    fields = f"outputs={tuple(outputs)!r}: beside the fields {', '.join(OUTPUT_FIELDS)}"
+    fields = f"outputs={tuple(outputs)!r}: the fields are {', '.join(OUTPUT_FIELDS)}"
     # A wrapper that passes on its module's attributes would lose the steps of its own forward.
     if not issubclass(type(encoder), GivesExtras):
-        raise ValueError(f"{fields}, {type(encoder).__name__} has no other outputs")
+        raise ValueError(f"{fields}, and {type(encoder).__name__} has no other outputs")
     try:
         return cast(GivesExtras, encoder).with_extras(names)
     except ValueError as error:
-        raise ValueError(f"{fields}, {error}") from error
+        raise ValueError(f"{fields}, and {error}") from error
 
 
 def with_paths(encoder: object) -> MultiPathEncoder:
@@ -163,7 +163,7 @@ def choose_form(
         allowed = accelerator is None and value == "reference"
         if value != default and not allowed:
             raise ValueError(
-                f"{name}={value!r}: {reason}, there is no choice: leave {name}={default!r}"
+                f"{name}={value!r}: {reason}, so there is no choice: leave {name}={default!r}"
             )
     return encoder, accelerator
 

@@ -171,8 +171,8 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
-            "a GraphedEncoder cannot be copied or pickled, its graphs belong to this process: wrap "
-            "a copy of its encoder: GraphedEncoder(copy.deepcopy(graphed.encoder), ...)"
+            "a GraphedEncoder cannot be copied or pickled, because its graphs belong to this "
+            "process: wrap a copy of its encoder, GraphedEncoder(copy.deepcopy(graphed.encoder))"
         )
 
     @property

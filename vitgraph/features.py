@@ -238,7 +238,10 @@ def load_features(path: str | Path) -> Features:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file, or a damaged one ({error})") from error
+        raise ValueError(
+            f"{path}: not a safetensors file, or a damaged one ({error}); pass a file "
+            "that `vitgraph encode` wrote"
+        ) from error
     if "vitgraph" not in metadata:
         raise ValueError(f"{path}: not a features file; `vitgraph encode` writes them")
     try:

@@ -55,8 +55,9 @@ def accelerate(
         raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
     if precision == "fp8" and (reason := fp8_obstacle(device, dtype)) is not None:
         raise ValueError(
-            f'precision="fp8": {reason}; it needs a bfloat16 encoder on a GPU of compute '
-            'capability 9.0 or newer (H100, H200, B200) and Triton: use precision="bf16" here'
+            f'precision="fp8": {reason}. Products in fp8 need a bfloat16 encoder, Triton, and a '
+            "GPU of compute capability 9.0 or newer (H100, H200, B200): use "
+            'precision="bf16" here'
         )
     because = obstacle(device, dtype)
     if because is not None and (device.type == "cuda" or kernels in KERNELS):

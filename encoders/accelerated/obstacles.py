@@ -21,12 +21,12 @@ ACCELERATED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why fused kernels cannot run for this device and dtype; None if they can."""
     if device.type != "cuda":
-        return f"the encoder is on {device.type}, accelerated towers need CUDA"
+        return f"the encoder is on {device.type}, and accelerated towers need CUDA"
     if dtype not in ACCELERATED_DTYPES:
-        return f"the encoder is {dtype}, accelerated towers are float16, bfloat16 or float32"
+        return f"the encoder is {dtype}, and accelerated towers are float16, bfloat16 or float32"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        return f"the GPU has compute capability {major}.{minor}, accelerated towers need 8.0"
+        return f"the GPU has compute capability {major}.{minor}, and accelerated towers need 8.0"
     return None if _has_triton() else "Triton is not installed (it comes with torch on Linux)"
 
 
@@ -47,7 +47,7 @@ def fp8_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     if because is not None:
         return because
     if dtype != torch.bfloat16:
-        return f"the encoder is {dtype}, products in fp8 need bfloat16 around them"
+        return f"the encoder is {dtype}, and products in fp8 need bfloat16 around them"
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 9 else f"the GPU has compute capability {major}.{minor}"
 

@@ -143,7 +143,10 @@ class Molmo2Config:
         name = "vit_layers" if "vit_layers" in adapter else "vision_feature_layer"
         layers = read_indices(adapter, name, (24, 18))
         if not layers or any(not -blocks <= layer < blocks for layer in layers):
-            raise ValueError(f"config: {name}={list(layers)}, the tower has {blocks} blocks")
+            raise ValueError(
+                f"config: {name}={list(layers)}: must name some of {blocks} blocks, negative ones "
+                "from the end"
+            )
         numbers = tuple(layer % blocks for layer in layers)
         image_size = read_field(vision, "image_default_input_size", "image_size", default=378)
         return cls(
@@ -293,7 +296,7 @@ class Molmo2Encoder(PathsEncoder):
                 continue
             if views != 1 + columns * rows or min(h, w) <= sum(MARGINS):
                 raise ValueError(
-                    f"an item has {views} views of {h}x{w} patches, by tiles "
+                    f"an item has {views} views of {h}x{w} patches, and its tiles make "
                     f"{1 + columns * rows}: pass what preprocess returned"
                 )
             items.append(Crops(columns, rows, h, w))

@@ -142,7 +142,8 @@ class AnyResEncoder(PathsEncoder):
         expected = 1 + columns * rows if tiled else 1
         if views != expected:
             raise ValueError(
-                f"an item has {views} views, by tiles {expected}: pass what preprocess returned"
+                f"an item has {views} views, and its tiles make {expected}: pass what preprocess "
+                "returned"
             )
         if not tiled:
             return None

@@ -93,7 +93,7 @@ def check_pixels(
         )
     if pixel_values.device != device and pixel_values.device.type != "cpu":
         raise ValueError(
-            f"pixel_values are on {pixel_values.device}, the encoder on {device}: "
+            f"pixel_values are on {pixel_values.device}, and the encoder is on {device}: "
             "pass them on the CPU or move them to the encoder's device"
         )
 
@@ -138,7 +138,8 @@ def check_input_size(rows: int, max_input_size: int | None, group: int = 1) -> i
         return rows
     if not isinstance(max_input_size, SupportsIndex) or max_input_size % group:
         raise ValueError(
-            f"max_input_size={max_input_size!r}: must be a multiple of {group}, patches per token"
+            f"max_input_size={max_input_size!r}: must be a multiple of {group}, the patches "
+            "of a token"
         )
     if rows > max_input_size:
         raise ValueError(

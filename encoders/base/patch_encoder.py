@@ -69,7 +69,9 @@ class PatchEncoder(VisionEncoder):
         if not (frames := self._segment_frames):
             return grids
         if (rows := sum(t * h * w for t, h, w in grids)) >= 2**31:  # before segments are listed
-            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
+            raise ValueError(
+                f"the grid makes {rows} rows, and int32 offsets end at 2^31: pass fewer items"
+            )
         return [(min(frames, t - n), h, w) for t, h, w in grids for n in range(0, t, frames)]
 
     def _prefix_metadata(

@@ -169,8 +169,8 @@ def tilings_of(
         if view_counts != expected:
             raise ValueError(
                 f"item {item} has {view_counts[0]} view{'s' * (view_counts[0] != 1)} in path "
-                f"'tiles' and {view_counts[1]} in path 'image', and by tiles {expected[0]} and "
-                f"{expected[1]}: pass what preprocess returned, in its order"
+                f"'tiles' and {view_counts[1]} in path 'image', and its tiles make {expected[0]} "
+                f"and {expected[1]}: pass what preprocess returned, in its order"
             )
     return [(columns, rows) for columns, rows, _ in tilings]
 

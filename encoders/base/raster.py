@@ -104,7 +104,9 @@ def stitch_items(maps: Sequence[Tensor], tiles: Sequence[Tiling] | None) -> list
     if tiles is None:
         return list(maps)
     if len(tiles) != len(maps):
-        raise ValueError(f"tiles has {len(tiles)} items, grid_thw {len(maps)}: must be equal")
+        raise ValueError(
+            f"tiles has {len(tiles)} items, and grid_thw {len(maps)}: pass one tiling per item"
+        )
     return [stitch_tiles(*pair) for pair in zip(maps, tiles, strict=True)]
 
 

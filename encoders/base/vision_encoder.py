@@ -141,7 +141,9 @@ class VisionEncoder(Encoder):
         weight = next(self.parameters())
         specs = self.item_specs(grids)
         if (rows := sum(spec.segments * spec.longest_segment for spec in specs)) >= 2**31:
-            raise ValueError(f"the grid makes {rows} rows, int32 offsets end at 2^31: pass fewer")
+            raise ValueError(
+                f"the grid makes {rows} rows, and int32 offsets end at 2^31: pass fewer items"
+            )
         entries = self._grid_metadata(grids, max_input_size, max_windows_per_batch)
         lengths = [spec.longest_segment for spec in specs for _ in range(spec.segments)]
         segments = segment_metadata(

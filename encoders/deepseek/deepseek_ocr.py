@@ -97,8 +97,8 @@ class DeepseekOCRConfig:
             raise ValueError(f"mode={self.mode!r}: must be one of {', '.join(map(repr, MODES))}")
         if self.downsample_channels[-1] != self.clip_vit.hidden_size:
             raise ValueError(
-                f"config: downsample_channels end in {self.downsample_channels[-1]}, CLIP reads "
-                f"features of width {self.clip_vit.hidden_size}: they must be equal"
+                f"config: downsample_channels end in {self.downsample_channels[-1]}, and CLIP "
+                f"reads features of width {self.clip_vit.hidden_size}: they must be equal"
             )
 
     @property

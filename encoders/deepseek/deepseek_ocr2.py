@@ -91,8 +91,8 @@ class DeepseekOCR2Config:
         require_divisible("image_size", self.sam.image_size, "pixels of four tiles", 256)
         if self.downsample_channels[-1] != self.hidden_size:
             raise ValueError(
-                f"config: downsample_channels end in {self.downsample_channels[-1]}, the blocks "
-                f"read cells of width {self.hidden_size}: they must be equal"
+                f"config: downsample_channels end in {self.downsample_channels[-1]}, and the "
+                f"blocks read cells of width {self.hidden_size}: they must be equal"
             )
 
     @property

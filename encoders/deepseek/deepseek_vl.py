@@ -267,7 +267,7 @@ class DeepseekVLHybridEncoder(PathsEncoder):
         views, high_views = (path.grid_thw[:, 0].tolist() for path in inputs.paths.values())
         if views != high_views:
             raise ValueError(
-                f"path 'image' has {sum(views)} views of {len(views)} items, path 'high' "
+                f"path 'image' has {sum(views)} views of {len(views)} items, and path 'high' "
                 f"{sum(high_views)} of {len(high_views)}: pass what preprocess returned"
             )
         if not outputs:

@@ -197,15 +197,15 @@ class DeepseekVL2Encoder(PathsEncoder):
         tiles, grids = inputs.tiles or [], inputs.grid_thw.tolist()
         if len(tiles) != len(grids):
             raise ValueError(
-                f"tiles has {len(tiles)} items, grid_thw {len(grids)}: pass what preprocess "
-                "returned"
+                f"tiles has {len(tiles)} items, and grid_thw {len(grids)}: pass what "
+                "preprocess returned"
             )
         items = []
         for (columns, rows, _), (views, h, w) in zip(tiles, grids, strict=True):
             if views != 1 + columns * rows:
                 raise ValueError(
-                    f"an item has {views} views, the whole image and {columns}x{rows} tiles are "
-                    f"{1 + columns * rows}: pass what preprocess returned"
+                    f"an item has {views} views, and the whole image with {columns}x{rows} tiles "
+                    f"makes {1 + columns * rows}: pass what preprocess returned"
                 )
             cell = token_grid(h, w)
             items.append({"image": Picture(cell), "tiles": Picture(cell, columns, rows)})

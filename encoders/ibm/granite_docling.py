@@ -83,8 +83,8 @@ class GraniteDoclingConfig:
             require_divisible("scale_factor", self.scale_factor, "fine route", 2)
         if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
             raise ValueError(
-                f"config: deepstack_visual_indexes={list(self.deepstack_visual_indexes)}, "
-                f"the tower has blocks 0 to {self.depth - 1}"
+                f"config: deepstack_visual_indexes={list(self.deepstack_visual_indexes)}: "
+                f"must be among blocks 0 to {self.depth - 1} of the tower"
             )
 
     @property

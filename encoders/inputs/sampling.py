@@ -146,7 +146,7 @@ class _Request(NamedTuple):
         if count > self.total:
             frames = "1 frame" if count == 1 else f"{count} frames"
             raise ValueError(
-                f"{setting} asks for {frames}, the video has {self.total}: ask for fewer"
+                f"{setting} asks for {frames}, and the video has {self.total}: ask for fewer"
             )
         return count
 

@@ -126,13 +126,14 @@ def _attend_runs(
 def _check_lengths(lengths: list[int], rows: int, segment_rows: int) -> None:
     if sum(lengths) > rows:
         raise ValueError(
-            f"these pixels make {rows} rows, cu_seqlens end at {sum(lengths)}: {BELONGING_METADATA}"
+            f"these pixels make {rows} rows, and cu_seqlens end at {sum(lengths)}: "
+            f"{BELONGING_METADATA}"
         )
     wrong_length = next((n for n in lengths if n != segment_rows), 0) if segment_rows else 0
     if wrong_length:
         raise ValueError(
-            f"cu_seqlens have a segment of {wrong_length} rows, these pixels make segments of "
-            f"{segment_rows}: {BELONGING_METADATA}"
+            f"cu_seqlens have a segment of {wrong_length} rows, and these pixels make segments "
+            f"of {segment_rows}: {BELONGING_METADATA}"
         )
 
 

@@ -79,8 +79,8 @@ def padded_offsets(
     count = len(lengths)
     if capacity is not None and (not isinstance(capacity, SupportsIndex) or count > capacity):
         raise ValueError(
-            f"{count} {kind} do not fit {name}={capacity!r}: raise it to {count}, an integer, or "
-            "pass fewer items"
+            f"{count} {kind} do not fit {name}={capacity!r}: raise it to {count} or pass "
+            "fewer items"
         )
     padding = 0 if capacity is None else capacity - count
     padded = torch.tensor([0, *lengths, *[0] * padding], dtype=torch.int64, device="cpu")
@@ -144,8 +144,8 @@ def check_equal_segments(max_seqlen: Tensor, segment_rows: int) -> None:
         return
     if 0 < int(max_seqlen) < segment_rows:
         raise ValueError(
-            f"encoder_metadata has segments of at most {int(max_seqlen)} rows, these pixels make "
-            f"segments of {segment_rows}: {BELONGING_METADATA}"
+            f"encoder_metadata has segments of at most {int(max_seqlen)} rows, and these pixels "
+            f"make segments of {segment_rows}: {BELONGING_METADATA}"
         )
 
 

@@ -82,8 +82,8 @@ class Qwen3VLConfig:
             )
         if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
             raise ValueError(
-                f"config: deepstack_visual_indexes={list(self.deepstack_visual_indexes)}, "
-                f"the tower has blocks 0 to {self.depth - 1}"
+                f"config: deepstack_visual_indexes={list(self.deepstack_visual_indexes)}: "
+                f"must be among blocks 0 to {self.depth - 1} of the tower"
             )
 
     @property

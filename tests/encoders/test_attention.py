@@ -93,7 +93,7 @@ def test_segments_of_equal_rows_are_the_same_with_and_without_the_promise() -> N
 
 def test_offsets_beyond_the_rows_are_refused_with_both_numbers() -> None:
     with pytest.raises(
-        ValueError, match=r"make 11 rows, cu_seqlens end at 12: .*grid_thw of these"
+        ValueError, match=r"make 11 rows, and cu_seqlens end at 12: .*grid_thw of these"
     ):
         run(*draw(11, 2, 16, torch.float32), [0, 4, 12, 12])
 

@@ -60,7 +60,7 @@ def test_what_is_no_input_of_this_encoder_is_named() -> None:
     with pytest.raises(ValueError, match=r"has the paths image, tiles.*call encoder\(inputs\)"):
         encoder(inputs.pixel_values)
     with pytest.raises(
-        ValueError, match="the inputs have the paths image, this encoder has image,"
+        ValueError, match="the inputs have the paths image, and this encoder has image,"
     ):
         encoder(inputs._replace(other_paths={}))
     with pytest.raises(ValueError, match=r"path.*call preprocess or encode of the encoder"):

@@ -506,8 +506,8 @@ def _rows_of_points(numbers: Tensor, queries: Queries) -> Tensor:
     for point in points:
         if any(not 0 <= index < size for index, size in zip(point, shape, strict=True)):
             raise ValueError(
-                f"point {point} lies outside of a map of {shape[0]} frames of {shape[1]}x"
-                f"{shape[2]} patches, as (frame, row, column) from 0"
+                f"point {point}: must be (frame, row, column), counted from 0, of a map of "
+                f"{shape[0]} x {shape[1]} x {shape[2]} patches"
             )
     return torch.stack([numbers[point][0] for point in points])
 

@@ -67,7 +67,7 @@ def similarity_of_blocks(
     pixels = read_images(images)
     fewest = FEWEST if samples == "images" else 1
     if len(pixels) < fewest:
-        raise ValueError(f"{len(pixels)} images: the estimator needs at least {fewest}")
+        raise ValueError(f"{len(pixels)} images: {_needs(fewest)}; pass more of them")
     towers = [a] if a is b else [a, b]
     tower_means: list[list[list[Tensor]]] = [[] for _ in towers]
     total = torch.zeros((), dtype=torch.float64)
@@ -100,10 +100,14 @@ def cka_of_vectors(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
         ValueError: fewer than 4 images.
     """
     if len(a[0]) < FEWEST:
-        raise ValueError(f"{len(a[0])} images: the estimator needs at least {FEWEST}")
+        raise ValueError(f"{len(a[0])} images: {_needs(FEWEST)}; pass more of them")
     if a is b:
         return _cka(_hsic(a))
     return _cka(_hsic([*a, *b]))[: len(a), len(a) :]
+
+
+def _needs(fewest: int) -> str:
+    return f"CKA needs at least {fewest}"
 
 
 def _cka(hsic: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ def _hsic(features: Sequence[Tensor]) -> Tensor:
     """Estimate the HSIC of every pair of L feature matrices, without bias, from linear kernels."""
     count = len(features[0])
     if count < FEWEST:
-        raise ValueError(f"an image of {count} patches: the estimator needs at least {FEWEST}")
+        raise ValueError(f"an image of {count} patches: {_needs(FEWEST)}; pass larger images")
     # Subtracting the mean sample does not change HSIC, and makes rounding errors smaller.
     centred = [rows - rows.mean(0) for rows in features]
     sums = torch.zeros(len(centred), count, dtype=torch.float64)

@@ -59,7 +59,7 @@ class FusedAttention:
         angles = metadata.get("rotary_pos_emb_cos")
         if self.tile_rows and angles is not None and len(angles) != self.tile_rows:
             raise ValueError(  # the kernel would rotate rows by angles of other rows
-                f"encoder_metadata has angles for views of {len(angles)} patches, these pixels "
+                f"encoder_metadata has angles for views of {len(angles)} patches, and these pixels "
                 f"make views of {self.tile_rows}: pass what prepare_encoder_metadata makes of the "
                 "grid_thw of these pixels"
             )

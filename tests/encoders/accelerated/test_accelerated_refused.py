@@ -40,7 +40,7 @@ def test_the_encoder_itself_says_reference() -> None:
 def test_on_the_cpu_the_reference_runs_silently(name: str, kernels: str) -> None:
     encoder = tiny(name)
     fast = encoder.accelerated(kernels)
-    reason = "the encoder is on cpu, accelerated towers need CUDA"
+    reason = "the encoder is on cpu, and accelerated towers need CUDA"
     for _ in range(2):
         assert fast.kernel_choices()["reference_because"] == reason
         assert torch.equal(run(fast, name).pooler_output, run(encoder, name).pooler_output)

@@ -32,7 +32,7 @@ def test_fused_blocks_refuse_angles_of_larger_views() -> None:
     pixels, metadata = torch.zeros(1, 3, 84, 84), path.prepare_encoder_metadata([[1, 8, 8]])
     for tower, words in (
         (path, "36 rows per view but encoder_metadata is for 64"),
-        (path.accelerated(), "angles for views of 64 patches, these pixels make views of 36"),
+        (path.accelerated(), "angles for views of 64 patches, and these pixels make views of 36"),
     ):
         with pytest.raises(ValueError, match=words):
             tower(pixels, encoder_metadata=metadata)

@@ -360,5 +360,5 @@ def test_a_layout_that_makes_other_tiles_is_refused() -> None:
     encoder = tiny("intern_vit_300m")
     with pytest.raises(ValueError, match=r"3x2 tiles and a thumbnail are 7, .* 6"):
         encoder.feature_maps(tile_features(6, 4, 4), [[6, 4, 4]], [(3, 2, True)])
-    with pytest.raises(ValueError, match=r"tiles has 2 items, grid_thw 1"):
+    with pytest.raises(ValueError, match=r"tiles has 2 items, and grid_thw 1"):
         encoder.feature_maps(tile_features(6, 4, 4), [[6, 4, 4]], [(3, 2, False)] * 2)

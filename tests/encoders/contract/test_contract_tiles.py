@@ -16,7 +16,7 @@ def test_metadata_of_other_tiles_is_refused_on_any_device(name: str, device: str
     pixels = draw_pixels(tiny(name), [[3, 8, 8]]).to(device)
     metadata = encoder.prepare_encoder_metadata([[3, 4, 4]])
     small, large = (encoder.prefix_rows + rows for rows in (16, 64))
-    words = rf"at most {small} rows, these pixels make segments of {large}.*grid_thw of these"
+    words = rf"at most {small} rows, and these pixels make segments of {large}.*grid_thw of these"
     with pytest.raises(ValueError, match=words):
         encoder(pixels, encoder_metadata=metadata)
 
@@ -30,9 +30,9 @@ def test_padded_metadata_of_other_tiles_is_refused_on_the_cpu(compiled: bool) ->
     if compiled:
         run = torch.compile(run, fullgraph=True, backend="aot_eager")
     for grids, words in (
-        ([[3, 4, 4]], r"a segment of 17 rows, these pixels make segments of 65: pass what"),
-        ([[4, 8, 8]], r"these pixels make 195 rows, cu_seqlens end at 260: pass what"),
-        ([[3, 16, 16]], r"make 195 rows, cu_seqlens end at 771"),
+        ([[3, 4, 4]], r"a segment of 17 rows, and these pixels make segments of 65: pass what"),
+        ([[4, 8, 8]], r"these pixels make 195 rows, and cu_seqlens end at 260: pass what"),
+        ([[3, 16, 16]], r"make 195 rows, and cu_seqlens end at 771"),
     ):
         metadata = encoder.prepare_encoder_metadata(
             grids, max_frames_per_batch=6, max_seqlen_override=300

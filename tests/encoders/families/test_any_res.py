@@ -311,8 +311,11 @@ def with_other_tiles(inputs: VisionInputs) -> VisionInputs:
     ("change", "message"),
     [
         (without_sizes, "inputs without tiles or image_sizes: .* pass what preprocess returned"),
-        (with_one_size, "image_sizes has 1 items, grid_thw 2"),
-        (with_other_tiles, "an item has 5 views, by tiles 2: pass what preprocess returned"),
+        (with_one_size, "image_sizes has 1 items, and grid_thw 2"),
+        (
+            with_other_tiles,
+            "an item has 5 views, and its tiles make 2: pass what preprocess returned",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change: Any, message: str) -> None:

@@ -237,7 +237,7 @@ def with_other_tiles(inputs: VisionInputs) -> VisionInputs:
     ("change", "message"),
     [
         (without_tiles, "inputs without tiles: .* pass what preprocess returned"),
-        (with_other_tiles, "an item has 9 views of 10x10 patches, by tiles 2: pass what"),
+        (with_other_tiles, "an item has 9 views of 10x10 patches, and its tiles make 2: pass what"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change: Any, message: str) -> None:
@@ -301,7 +301,7 @@ def test_a_config_of_transformers_makes_the_same_encoder(tmp_path: Path) -> None
         ("vit_config", {"num_key_value_heads": 1}, "num_key_value_heads=1 is not implemented"),
         ("vit_config", {"head_dim": 8}, "head_dim=8 is not implemented"),
         ("adapter_config", {"hidden_size": 32}, "hidden_size=32 is not implemented"),
-        ("adapter_config", {"vit_layers": [-1, -9]}, r"vit_layers=\[-1, -9\], the tower has 2"),
+        ("adapter_config", {"vit_layers": [-1, -9]}, r"vit_layers=\[-1, -9\]: must name some of 2"),
         ("adapter_config", {"pooling_attention_mask": False}, "pooling_attention_mask=False"),
         ("vit_config", {"image_default_input_size": [112, 112]}, "crops of 8 patches per side"),
         ("adapter_config", {"text_hidden_size": 32}, "image_projector.w2"),

@@ -183,7 +183,7 @@ def test_fewer_frames_than_a_pair_are_all_taken() -> None:
 
 @pytest.mark.parametrize("rule", ["qwen2_vl", "internvl"])
 def test_more_frames_than_there_are_is_an_error(rule: Any) -> None:
-    with pytest.raises(ValueError, match="asks for 12 frames, the video has 10"):
+    with pytest.raises(ValueError, match="asks for 12 frames, and the video has 10"):
         sample_frames(10, rule, num_frames=12)
 
 

@@ -177,7 +177,7 @@ def test_what_is_no_video_is_refused(ours: Any, videos: Any, message: str) -> No
 
 
 def test_sampling_that_cannot_be_names_the_video() -> None:
-    with pytest.raises(ValueError, match=r"video 0: .*asks for 12 frames, the video has 4"):
+    with pytest.raises(ValueError, match=r"video 0: .*asks for 12 frames, and the video has 4"):
         QWEN2(videos=[panning_clip(4)], num_frames=12)
     with pytest.raises(ValueError, match="give one of them"):
         QWEN3(videos=[panning_clip(4)], num_frames=2, fps=1)

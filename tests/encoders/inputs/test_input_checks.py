@@ -87,5 +87,5 @@ def test_rows_that_overflow_the_offsets_are_refused(name: str) -> None:
     _, h, w = encoder.grid_for(1)
     rows = encoder.item_specs([[1, h, w]])[0].longest_segment
     for frames in (2**31 // rows + 1, 10**20):
-        with pytest.raises(ValueError, match=r"rows, int32 offsets end at 2\^31: pass fewer"):
+        with pytest.raises(ValueError, match=r"rows, and int32 offsets end at 2\^31: pass fewer"):
             encoder.prepare_encoder_metadata([[frames, h, w]])

@@ -39,9 +39,13 @@ def test_inputs_of_another_encoder_are_refused() -> None:
     inputs, graphed = inputs_of(MIXED), graphed_of()
     with pytest.raises(ValueError, match="has the paths image, tiles: pass the whole result"):
         graphed(inputs.pixel_values, inputs.grid_thw)
-    with pytest.raises(ValueError, match="inputs have the paths image, this encoder has image, t"):
+    with pytest.raises(
+        ValueError, match="inputs have the paths image, and this encoder has image, t"
+    ):
         graphed(inputs._replace(other_paths={}))
-    with pytest.raises(ValueError, match="inputs have the paths image, tiles, this encoder has im"):
+    with pytest.raises(
+        ValueError, match="inputs have the paths image, tiles, and this encoder has im"
+    ):
         toy()(inputs)
     with pytest.raises(ValueError, match="given with grid_thw: pass it alone"):
         graphed(inputs, grid_thw=inputs.grid_thw)

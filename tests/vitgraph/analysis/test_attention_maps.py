@@ -301,8 +301,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"queries": [(0, 1)]}, r"queries=\[\(0, 1\)\]: must be None"),
     ({"queries": (0, 1, 1)}, r"queries=\(0, 1, 1\): must be None"),
     ({"queries": [(0, 1, 0.5)]}, "must be None"),
-    ({"queries": [(0, 99, 0)]}, r"point \(0, 99, 0\) lies outside of a map of 1 frames of"),
-    ({"queries": [(0, -1, 0)]}, r"point \(0, -1, 0\) lies outside"),
+    ({"queries": [(0, 99, 0)]}, r"point \(0, 99, 0\): must be \(frame, row, column\)"),
+    ({"queries": [(0, -1, 0)]}, r"point \(0, -1, 0\): must be"),
     ({"path": "tiles"}, "path='tiles': this encoder has attention maps of 'image'"),
 ]
 

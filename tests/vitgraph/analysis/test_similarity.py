@@ -96,8 +96,8 @@ def test_unrelated_features_have_a_similarity_around_zero() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"images": IMAGES[:3]}, "3 images: the estimator needs at least 4"),
-        ({"images": [], "samples": "patches"}, "0 images: the estimator needs at least 1"),
+        ({"images": IMAGES[:3]}, "3 images: CKA needs at least 4"),
+        ({"images": [], "samples": "patches"}, "0 images: CKA needs at least 1"),
         ({"samples": "tokens"}, r"samples='tokens': must be \"images\" or \"patches\""),
         ({"samples": "patches", "b": "step3_vl"}, "compares the blocks of one encoder"),
     ],
