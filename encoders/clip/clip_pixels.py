@@ -1,6 +1,7 @@
 """Preprocessing of images for CLIP: one square view, the centre of the image.
 
-Source: ``CLIPImageProcessor`` of transformers 5.24.0.
+Source: ``CLIPImageProcessor`` of transformers 5.24.0; for checkpoints of timm and open_clip, their
+transforms of PIL images (timm 1.0.31, open_clip 3.3.0).
 
 Shapes: s side of a view in pixels.
 
@@ -27,7 +28,7 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
-from ..inputs.sizes import fit_short_side
+from ..inputs.sizes import fit_short_side, middle
 from ..inputs.views import OneView
 
 
@@ -48,8 +49,9 @@ class CentreCropPreprocessor(OneView):
         if self.stretch:
             return ResizePlan(size, size, self.resample, (0, 0, side, side))
         height, width = fit_short_side(height, width, self.short_side or size)
-        top, left = (height - size) // 2, (width - size) // 2
-        return ResizePlan(height, width, self.resample, (top, left, side, side))
+        rounds = self.resample.startswith("pillow")  # torchvision's transforms
+        corner = middle((height, width), (size, size), rounds=rounds)
+        return ResizePlan(height, width, self.resample, (*corner, side, side))
 
     def with_section(self, label: str, section: Section) -> CentreCropPreprocessor:
         """Return a copy with the sizes, the mean, the std and the resampling of a processor file.

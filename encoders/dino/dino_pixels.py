@@ -1,12 +1,13 @@
 """Preprocessing of images for DINOv2 and DINOv3: one published size, or any size on request.
 
 Source: ``BitImageProcessor`` and ``DINOv3ViTImageProcessor`` of transformers 5.24.0, the classes
-that torchvision backs. ``encoders.inputs.fixed_size`` lists the deliberate differences.
+that torchvision backs; for checkpoints of timm, its transforms of PIL images.
+``encoders.inputs.fixed_size`` lists the deliberate differences.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from ..inputs.processor_files import (
     CLIP_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    PIL_TRANSFORMS,
     ProcessorFiles,
     image_section,
 )
@@ -34,7 +36,7 @@ class DinoPreprocessor(FixedSizePreprocessor):
     """Resizes an image to the published size or, within bounds on the area, to whole patches."""
 
     in_float: bool = False
-    """Whether images are resized as float32 (DINOv3), not as uint8."""
+    """Whether images are resized as float32 (DINOv3 of transformers), not as uint8."""
 
     @classmethod
     def dinov2(cls, patch_size: int) -> DinoPreprocessor:
@@ -68,13 +70,13 @@ class DinoPreprocessor(FixedSizePreprocessor):
         entry = image_section(files)
         if entry is None:
             return self
-        if self.in_float:
+        if self.in_float and entry[1].get("image_processor_type") != PIL_TRANSFORMS:
             size = {"height": 224, "width": 224}
             return self._follow(
                 *(*entry, IMAGENET_MEAN, IMAGENET_STD), resample="bilinear", size=size, crops=False
             )
-        size = {"shortest_edge": 224}
-        return self._follow(*entry, CLIP_MEAN, CLIP_STD, resample="bicubic", size=size, crops=True)
+        size, ours = {"shortest_edge": 224}, replace(self, in_float=False)
+        return ours._follow(*entry, CLIP_MEAN, CLIP_STD, resample="bicubic", size=size, crops=True)
 
     @property
     def resizes_floats(self) -> bool:

@@ -24,13 +24,14 @@ from .image_files import FileLike, learn_heif, open_image, prefix_errors
 from .images import StagedItem, look_up, normalize, resize
 from .intake import AnyArray, ImageLike, ItemLike, Video, VideoLike, read_images, to_rgb
 from .patches import PatchPreprocessor, cut_frames
-from .processor_files import image_section
+from .processor_files import PIL_TRANSFORMS, image_section
 from .sampling import sample_frames
 from .sizes import smart_resize, smart_resize_video
 from .video_files import VideoFrames, require_av
 from .views import ViewPreprocessor
 
 __all__ = [
+    "PIL_TRANSFORMS",
     "AnyArray",
     "FileLike",
     "ImageLike",

@@ -66,8 +66,14 @@ _FILTERS: Mapping[Resample, tuple[Callable[[Floats], Floats], int]] = {
     "bicubic": (_cubic, 2),
     "lanczos": (_lanczos3, 3),
     "pillow_bicubic": (_cubic, 2),
+    "pillow_bilinear": (_triangle, 1),
 }
 """The function of each filter, and the distance at which it becomes zero."""
+_PILLOW_FILTERS: Mapping[Resample, Image.Resampling] = {
+    "pillow_bicubic": Image.Resampling.BICUBIC,
+    "pillow_bilinear": Image.Resampling.BILINEAR,
+}
+"""The filters that stand for Pillow's, whatever torch has."""
 
 
 class Weights(NamedTuple):
@@ -326,7 +332,7 @@ def _resize_axis(
 def library_of(mode: Resample) -> Library:
     """Return the library that resizes on the CPU: torch, but Pillow for a filter that it lacks, and
     for families whose own processor takes Pillow."""
-    if mode == "pillow_bicubic":
+    if mode in _PILLOW_FILTERS:
         return "pillow"
     return "torch" if mode != "lanczos" or torch_has_lanczos() else "pillow"
 
@@ -353,7 +359,7 @@ def resize_on_cpu(batch: Tensor, height: int, width: int, mode: Resample) -> Ten
             batch = batch.contiguous(memory_format=torch.channels_last)
         return F.interpolate(batch, size=(height, width), mode=mode, antialias=True)
     size = width, height
-    sampling = Image.Resampling.LANCZOS if mode == "lanczos" else Image.Resampling.BICUBIC
+    sampling = _PILLOW_FILTERS.get(mode, Image.Resampling.LANCZOS)
     images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in batch]
     resized = [np.array(image.resize(size, sampling)) for image in images]
     return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)

@@ -2,7 +2,8 @@
 
 The published size is one that images are stretched to, or that the middle of an image is taken of
 after its short side was resized (``CLIPImageProcessor``, ``BitImageProcessor`` and
-``DINOv3ViTImageProcessor`` of transformers 5.24.0).
+``DINOv3ViTImageProcessor`` of transformers 5.24.0, and for checkpoints of timm its transforms of
+PIL images).
 
 Deliberate differences:
 
@@ -34,7 +35,7 @@ from .processor_files import (
     read_resample,
     require_supported,
 )
-from .sizes import MOST_PIXELS, fit_short_side
+from .sizes import MOST_PIXELS, fit_short_side, middle
 
 _LONGEST = 1 << 14
 """The longest side in pixels that a processor file may set."""
@@ -135,7 +136,9 @@ class FixedSizePreprocessor(PatchPreprocessor):
         if rules.short_side:
             _, old_height, old_width = frame.shape
             height, width = fit_short_side(old_height, old_width, rules.short_side, _FIX)
-            top, left = (height - rules.height) // 2, (width - rules.width) // 2
+            rounds = self.resample.startswith("pillow")  # torchvision's transforms
+            kept = rules.height, rules.width
+            top, left = middle((height, width), kept, rounds=rounds)
         window = top, left, grid[1] * self.patch_size, grid[2] * self.patch_size
         return ResizePlan(height, width, self.resample, window)
 

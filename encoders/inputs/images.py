@@ -245,7 +245,7 @@ def resize(image: Tensor, height: int, width: int, mode: Resample = "bicubic") -
         image: uint8 or floating point [C, H, W]. The result of uint8 is the same on all devices.
         height: height of the result in pixels.
         width: width of the result in pixels.
-        mode: "bicubic", "bilinear" or, for uint8, "lanczos" or "pillow_bicubic".
+        mode: "bicubic", "bilinear" or, for uint8, "lanczos", "pillow_bicubic" or "pillow_bilinear".
 
     Returns:
         [C, height, width] of the dtype of ``image``; ``image`` itself if it has that size already.

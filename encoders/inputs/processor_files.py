@@ -15,8 +15,8 @@ from .sizes import MOST_TILES
 
 ProcessorFiles: TypeAlias = Mapping[str, Mapping[str, object]]
 Section: TypeAlias = Mapping[str, object]
-Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic"]
-"""The filter with which an image is resized."""
+Resample: TypeAlias = Literal["bicubic", "bilinear", "lanczos", "pillow_bicubic", "pillow_bilinear"]
+"""The filter with which an image is resized, by torch or by Pillow."""
 PerChannel: TypeAlias = tuple[float, float, float]
 """The means or the standard deviations of red, green and blue."""
 
@@ -26,6 +26,10 @@ CLIP_STD: PerChannel = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN: PerChannel = (0.485, 0.456, 0.406)
 IMAGENET_STD: PerChannel = (0.229, 0.224, 0.225)
 HALF: PerChannel = (0.5, 0.5, 0.5)
+
+PIL_TRANSFORMS = "torchvision.transforms"
+"""The ``image_processor_type`` of a section that stands for torchvision's transforms of PIL images,
+which timm and open_clip take: they resize by Pillow, and round where a crop begins."""
 
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
@@ -234,7 +238,8 @@ def read_resample(label: str, section: Section, usual: Resample) -> Resample:
     Args:
         label: name of the section in errors.
         section: a section of a processor file; its ``resample`` is PIL's number of a filter, and
-            null means bilinear, as in transformers.
+            null means bilinear, as in transformers. If it stands for ``PIL_TRANSFORMS``, the
+            filter is Pillow's.
         usual: the filter if the section has no ``resample``.
 
     Raises:
@@ -246,7 +251,10 @@ def read_resample(label: str, section: Section, usual: Resample) -> Resample:
     kinds: dict[object, Resample] = {None: "bilinear", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
     if isinstance(value, bool) or not isinstance(value, int | None) or value not in kinds:
         raise ValueError(f"{label}: resample={value!r} is not implemented: it must be 1, 2 or 3")
-    return kinds[value]
+    kind = kinds[value]
+    if section.get("image_processor_type") != PIL_TRANSFORMS or kind == "lanczos":
+        return kind
+    return "pillow_bicubic" if kind == "bicubic" else "pillow_bilinear"
 
 
 def read_mean_std(

@@ -240,6 +240,19 @@ def fit_short_side(
     return size
 
 
+def middle(size: tuple[int, int], kept: tuple[int, int], *, rounds: bool) -> tuple[int, int]:
+    """Return the row and the column where the middle of an image begins.
+
+    Args:
+        size: height and width of the image in pixels.
+        kept: height and width of the middle in pixels.
+        rounds: whether half a pixel is rounded to the even number, as by torchvision's transforms,
+            or down, as in transformers.
+    """
+    top, left = (old - new for old, new in zip(size, kept, strict=True))
+    return (round(top / 2), round(left / 2)) if rounds else (top // 2, left // 2)
+
+
 def content_size(
     frames: int, height: int, width: int, new_height: int, new_width: int, min_pixels: int
 ) -> tuple[int, int]:

@@ -10,6 +10,8 @@ Deliberate differences:
 - Frames are sampled only on request (``fps=``, ``num_frames=``); ``do_sample_frames``, ``fps`` and
   ``num_frames`` in a repo's files are not read.
 - The keyword ``max_tiles`` turns tiling on where a checkpoint has it off.
+- Images of OpenGVLab's own repos are resized by torch's filter, as by transformers' class. These
+  repos have no processor that cuts images; the code on their pages takes Pillow's filter.
 """
 
 from __future__ import annotations

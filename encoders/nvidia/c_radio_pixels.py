@@ -2,7 +2,8 @@
 
 Source: ``CLIPImageProcessor`` of transformers 5.23.0 with the settings of NVIDIA's repos, and
 ``input_conditioner`` of ``RadioModel``: pixels are from 0 to 1 when the source's model takes them,
-and the model normalises them. ``encoders.inputs.fixed_size`` lists the deliberate differences.
+and the model normalises them; for checkpoints of timm, its transforms of PIL images.
+``encoders.inputs.fixed_size`` lists the deliberate differences.
 """
 
 from __future__ import annotations

@@ -181,15 +181,8 @@ def _open_clip_processor(config: JsonObject) -> JsonDict:
     """Return the processor file that says what ``preprocess_cfg`` of open_clip's config does."""
     images = find_section({"none": {}, **config}, "preprocess_cfg", "none")
     side = read_size(find_section(config, "model_args.vision_cfg"), "image_size", default=224)
-    kinds = {"bicubic": 3, "bilinear": 2}
     squashed = read_choice(images, "resize_mode", "shortest", "squash", default="shortest")
-    return {
-        "image_mean": images.get("mean"),
-        "image_std": images.get("std"),
-        "resample": kinds.get(str(images.get("interpolation", "bicubic")), 0),
-        "size": {"height": side, "width": side} if squashed == "squash" else side,
-        "crop_size": side,
-    }
+    return _transforms(images, None if squashed == "squash" else side, side)
 
 
 def _processor_of(config: JsonObject) -> JsonDict | None:
@@ -206,13 +199,29 @@ def timm_processor(config: JsonObject) -> JsonDict | None:
         return None
     *_, side = read_indices(images, "input_size", ())
     short = int(side / read_ratio(images, "crop_pct", default=1.0))
-    kinds = {"bicubic": 3, "bilinear": 2}
     squashed = images.get("crop_mode") == "squash" and short == side
+    return _transforms(images, None if squashed else short, side)
+
+
+def _transforms(images: JsonObject, short_side: int | None, side: int) -> JsonDict:
+    """Return the processor file for torchvision's transforms of PIL images.
+
+    Args:
+        images: the part of a config that has the mean, the std and the filter.
+        short_side: the length in pixels of the short side after resizing, before the square in the
+            middle is taken; None: images are stretched to a square.
+        side: the side of the square in pixels.
+    """
+    from encoders.inputs import PIL_TRANSFORMS  # here, because it imports PIL and numpy
+
+    kinds = {"bicubic": 3, "bilinear": 2}
     return {
+        "image_processor_type": PIL_TRANSFORMS,
         "image_mean": images.get("mean"),
         "image_std": images.get("std"),
         "resample": kinds.get(str(images.get("interpolation", "bicubic")), 0),
-        "size": {"height": side, "width": side} if squashed else short,
+        "size": {"height": side, "width": side} if short_side is None else short_side,
+        "do_center_crop": short_side is not None,
         "crop_size": side,
     }
 

@@ -16,6 +16,7 @@ from encoders.hf_config import read_size
 from ..layouts import Layout, Prefix
 from ..published import family_facts
 from ..strict_json import JsonDict, JsonObject
+from .clip import timm_processor
 from .family import Family, Fields, Shapes, TransformersClass, block_count, length
 
 _BLOCK = "encoder.layer.N"
@@ -157,6 +158,7 @@ DINOV2 = Family(
         for kind, registers in (("dinov2", 0), ("reg4_dinov2", 4))
         for size in (*_SIZES, "giant")
     },
+    processor_of=timm_processor,
 )
 
 _V3_BLOCK = "layer.N"
@@ -284,4 +286,5 @@ DINOV3 = Family(
         for suffix in ("", "_qkvb")
         for size in _V3_SIZES
     },
+    processor_of=timm_processor,
 )

@@ -15,6 +15,8 @@ from math import isqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
+
 from encoders import Qwen3VLEncoder
 from encoders.allenai.molmo2_pixels import OverlapPreprocessor
 from encoders.base.patch_encoder import PatchEncoder
@@ -173,11 +175,20 @@ def described(family: Family, model: PublishedModel) -> Row:
     rules = encoder.preprocessor
     with suppress(ValueError):  # the files of another size of the family: the tower's own hold
         if model.config.get("model_type") not in OTHER_FILES:
-            rules = rules.with_files(layout.processor_files)
+            rules = rules.with_files(processor_files(family, model) or layout.processor_files)
     found = [PARTS[name] for name, layer in encoder.named_children() if in_use(name, layer)]
     parts = ", ".join(dict.fromkeys(["tower", *found]))
     videos = video_sizes(family, rules) if not layout.images_only else NO_VIDEO
     return Row(parts, f"{image_sizes(rules)}{tokens(encoder)}", videos)
+
+
+def processor_files(family: Family, model: PublishedModel) -> dict[str, Any]:
+    """Return the processor file that stands for the config of a checkpoint of timm, if any."""
+    if family.processor_of is None or not model.repo_id.startswith("timm/"):
+        return {}
+    settings: Any = timm.get_pretrained_cfg(model.repo_id.removeprefix("timm/"))
+    config = {**model.config, "pretrained_cfg": settings.to_dict()}
+    return {"preprocessor_config": family.processor_of(config)}
 
 
 def in_use(name: str, layer: Any) -> bool:

@@ -1,0 +1,55 @@
+"""Images for checkpoints of timm have the sizes and pixels of timm's transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from einops import rearrange
+
+from encoders.dino.dino_pixels import DinoPreprocessor
+from encoders.nvidia.c_radio_pixels import CRadioPreprocessor
+from tests.support.photographs import of_random_sizes, photographs
+from weights import FAMILIES
+
+OURS: dict[str, Any] = {
+    "dinov2": DinoPreprocessor.dinov2(14),
+    "dinov3": DinoPreprocessor.dinov3(16),
+    "c_radio": CRadioPreprocessor.c_radio(16, 512, 512),
+}
+NAMES = {
+    "dinov2": "vit_base_patch14_reg4_dinov2.lvd142m",
+    "dinov3": "vit_large_patch16_dinov3.sat493m",
+    "c_radio": "vit_base_patch16_radio_v3.c_radio",
+}
+
+
+@pytest.mark.parametrize("family", OURS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"input_size": (3, 112, 112), "crop_pct": 0.9},
+        {"input_size": (3, 112, 112), "interpolation": "bilinear"},
+        {"input_size": (3, 112, 112), "crop_mode": "squash"},
+    ],
+    ids=["published", "crop", "bilinear", "squash"],
+)
+def test_images_of_timms_checkpoints_are_those_of_its_transforms(
+    family: str, change: dict[str, Any]
+) -> None:
+    config: dict[str, Any] = {**timm.get_pretrained_cfg(NAMES[family]).to_dict(), **change}
+    describe: Any = FAMILIES[family].processor_of
+    section = describe({"architecture": "any", "pretrained_cfg": config})
+    images = [*photographs()[:3], *of_random_sizes(90, 6)]
+    inputs = OURS[family].with_files({"preprocessor_config": section})(images)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(config))
+    wanted = torch.stack([transform(image) for image in images])
+    _, h, w = inputs.grid_thw[0].tolist()
+    patch = OURS[family].patch_size
+    pattern = "(b h w) (c p q) -> b c (h p) (w q)"
+    made = rearrange(inputs.pixel_values, pattern, h=h, w=w, p=patch, q=patch)
+    cut = wanted[:, :, : h * patch, : w * patch]
+    torch.testing.assert_close(made, cut, rtol=0, atol=1e-5)
