@@ -1,7 +1,7 @@
 """CLIP, DINO, C-RADIO and SAM 3 as CUDA graphs, beside transformers, timm and open_clip on a GPU.
 
     python -m benchmarks.image_towers --json benchmarks/results/image_towers_h100.json
-    python -m benchmarks.image_towers --batches 1 256 --compiled timm --seconds 90 --json ...
+    python -m benchmarks.image_towers --towers CLIP-L/14 --turns lock --add --json ...
     python -m benchmarks.image_towers --table benchmarks/results/image_towers_h100.json
 
 Towers have their real size and random weights in bfloat16. A workload is a number of images of
@@ -11,20 +11,25 @@ attention, as they are, and those that ``--compiled`` names by ``torch.compile``
 shape of the workload alone: with ``mode="reduce-overhead"``, which captures CUDA graphs, for one
 image and by default for more, or as ``--mode`` says. "over eager" is the time of transformers'
 tower, or of timm's where transformers is too old to have it, over that of the graphs. All calls run
-in turn, and each figure is a median. The file is written after each workload. After ``--seconds``
-nothing more is built or compiled, and a line says what was left out. A library that is not
-installed, or too old, is left out.
+in turn, and each figure is a median. The file is written after each workload; with ``--add`` it
+keeps the other workloads that it has. After ``--seconds`` nothing more is built or compiled, and a
+line says what was left out. A library that is not installed, or too old, is left out.
+
+Compiling takes most of the time, half a minute and more for each tower, library and number of
+images. Two processes that are given the same file as ``--turns`` compile at once, and each waits
+until the other does nothing before it times anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +44,7 @@ from benchmarks.measuring.results import write_results
 from benchmarks.measuring.tables import markdown
 from benchmarks.speed.measure import empty_cache
 from encoders.base.vision_encoder import VisionEncoder
+from encoders.contract import VisionInputs
 from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME
 from tests.oracles.configs import edited, vision_of
@@ -161,7 +167,8 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure one tower with every number of images, and yield each workload once it is done."""
     tower = TOWERS[name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    encoder, built = build(tower, device, options.tiny)
+    with turn(options, alone=False):
+        encoder, built = build(tower, device, options.tiny)
     others = {library: module for library, module in built.items() if library in options.others}
     for count in sorted({min(count, tower.most) for count in options.batches}):
         if is_late(options, f"{name}, {count} images"):
@@ -171,35 +178,56 @@ def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         inputs = encoder.preprocess([*images]).to(device, torch.bfloat16)
         scaled = (images.to(device) / 127.5 - 1).bfloat16()
         mode = options.mode or MODES.get(count, "default")
-        compiled = {
-            f"{library}, compiled": partial(call, scaled)
-            for library, call in compile_towers(name, others, scaled, mode, options).items()
-        }
-        tokens = sum(spec.output_tokens for spec in encoder.item_specs(inputs.grid_thw))
-        graphed = GraphedEncoder(encoder, [tokens], max_batch_size=count)
-        graphed.capture(progress=False)
-        timed: dict[str, Callable[[], object]] = {
-            "graphs": partial(graphed, inputs.pixel_values, inputs.grid_thw.tolist()),
-            **{library: partial(call, scaled) for library, call in others.items()},
-            **compiled,
-        }
-        times = medians(timed, options.runs)
-        others_ms = [value for label, value in times.items() if label != "graphs"]
-        best = min(others_ms, default=float("nan"))
-        row = {
-            "images": count,
-            "tokens": tokens,
-            "ms": times,
-            **({"mode": mode} if compiled else {}),
-            "over eager": times.get("transformers", times.get("timm", best)) / times["graphs"],
-            "over the best": best / times["graphs"],
-            "goal over eager": GOALS.get(count),
-        }
-        graphed.release()
+        with turn(options, alone=False):
+            compiled = compile_towers(name, others, scaled, mode, options)
+        calls = {library: partial(call, scaled) for library, call in (others | compiled).items()}
+        with turn(options, alone=True):
+            row = time_calls(encoder, inputs, calls, options.runs)
+        if compiled:
+            row["mode"] = mode
         print(name, json.dumps(row), flush=True)
         yield row
     torch.compiler.reset()
     empty_cache()
+
+
+def time_calls(
+    encoder: VisionEncoder,
+    inputs: VisionInputs,
+    calls: Mapping[str, Callable[[], object]],
+    runs: int,
+) -> dict[str, Any]:
+    """Return the row of a workload: medians of our graphs and of calls of other towers, in turn."""
+    count = len(inputs.grid_thw)
+    tokens = sum(spec.output_tokens for spec in encoder.item_specs(inputs.grid_thw))
+    graphed = GraphedEncoder(encoder, [tokens], max_batch_size=count)
+    graphed.capture(progress=False)
+    graphs = partial(graphed, inputs.pixel_values, inputs.grid_thw.tolist())
+    times = medians({"graphs": graphs, **calls}, runs)
+    graphed.release()
+    best = min((times[label] for label in calls), default=float("nan"))
+    return {
+        "images": count,
+        "tokens": tokens,
+        "ms": times,
+        "over eager": times.get("transformers", times.get("timm", best)) / times["graphs"],
+        "over the best": best / times["graphs"],
+        "goal over eager": GOALS.get(count),
+    }
+
+
+@contextmanager
+def turn(options: argparse.Namespace, *, alone: bool) -> Iterator[None]:
+    """Keep the turn of this process, which is alone or beside others that are not.
+
+    Without ``--turns`` there are no other processes.
+    """
+    if options.turns is None:
+        yield
+        return
+    with options.turns.open("a") as file:  # closing the file ends the turn
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 def compile_towers(
@@ -209,7 +237,10 @@ def compile_towers(
     mode: str,
     options: argparse.Namespace,
 ) -> dict[str, Callable[[Tensor], object]]:
-    """Compile the towers of ``--compiled`` for these images, as long as there is time."""
+    """Compile the towers of ``--compiled`` for these images, as long as there is time.
+
+    Returns them by their label.
+    """
     torch.compiler.reset()  # nothing of another shape, which would make sizes dynamic
     compiled: dict[str, Callable[[Tensor], object]] = {}
     for library, module in others.items():
@@ -220,7 +251,7 @@ def compile_towers(
                 call(scaled)
             seconds = time.perf_counter() - began
             print(f"{name}: {library} compiled in {seconds:.0f} s ({mode})", flush=True)
-            compiled[library] = call
+            compiled[f"{library}, compiled"] = call
     return compiled
 
 
@@ -279,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin nothing after these"
     )
+    parser.add_argument("--turns", type=Path, help="a file by which two processes take turns")
+    parser.add_argument("--add", action="store_true", help="keep what the results file has")
     parser.add_argument("--others", nargs="+", default=list(OTHERS), choices=OTHERS)
     parser.add_argument("--tiny", action="store_true", help="small towers, for a test")
     parser.add_argument("--table", type=Path, help="print the table of a results file")
@@ -287,16 +320,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(table(json.loads(options.table.read_text())))
         return
     options.end = time.perf_counter() + options.seconds
-    body: dict[str, Any] = {"about": about(options.runs), "towers": []}
+    machine = about(options.runs)
+    if options.json is not None and not options.add:
+        options.json.unlink(missing_ok=True)
     for name in options.towers:
         if is_late(options, name):
             continue
-        entry: dict[str, Any] = {"tower": name, "side": TOWERS[name].side, "workloads": []}
-        body["towers"].append(entry)
         for row in measure(name, options):
-            entry["workloads"].append(row)
             if options.json is not None:
-                write_results(options.json, body)
+                with turn(options, alone=True):
+                    add_row(options.json, machine, name, row)
+
+
+def add_row(path: Path, machine: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> None:
+    """Add a workload to a file of results, in place of the same one there.
+
+    Raises:
+        ValueError: the file has the results of another GPU.
+    """
+    body: dict[str, Any] = {"about": machine, "towers": []}
+    if path.exists():
+        body = json.loads(path.read_text())
+    if body["about"]["gpu"] != machine["gpu"]:
+        raise ValueError(
+            f"{path}: has rows of {body['about']['gpu']}, and this is {machine['gpu']}; "
+            "give another file to --json"
+        )
+    if body["about"]["commit"] != machine["commit"]:
+        row = {**row, "commit": machine["commit"]}
+    towers: list[dict[str, Any]] = body["towers"]
+    entry = next((tower for tower in towers if tower["tower"] == name), None)
+    if entry is None:
+        entry = {"tower": name, "side": TOWERS[name].side, "workloads": []}
+        towers.append(entry)
+    others = [one for one in entry["workloads"] if one["images"] != row["images"]]
+    entry["workloads"] = sorted([*others, row], key=lambda one: one["images"])
+    write_results(path, body)
 
 
 if __name__ == "__main__":

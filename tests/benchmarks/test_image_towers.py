@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -58,3 +60,39 @@ def test_compiled_towers_have_their_mode_and_end_with_the_time(
     monkeypatch.undo()
     image_towers.main([*command, "--towers", "SAM 3", "--seconds", "-1"])
     assert "SAM 3: left out, -1 s are over" in capsys.readouterr().out
+
+
+def test_a_workload_takes_the_place_of_the_same_one_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    old, new = {"gpu": "NVIDIA H100", "commit": "a"}, {"gpu": "NVIDIA H100", "commit": "b"}
+    for images in (256, 1):
+        image_towers.add_row(path, old, "CLIP-L/14", {"images": images, "ms": {"graphs": 2.0}})
+    image_towers.add_row(path, old, "DINOv2-B/14", {"images": 1, "ms": {"graphs": 3.0}})
+    image_towers.add_row(path, new, "CLIP-L/14", {"images": 1, "ms": {"graphs": 1.0}})
+    body = json.loads(path.read_text())
+    assert body["about"] == old
+    assert [tower["tower"] for tower in body["towers"]] == ["CLIP-L/14", "DINOv2-B/14"]
+    assert body["towers"][0]["workloads"] == [
+        {"images": 1, "ms": {"graphs": 1.0}, "commit": "b"},
+        {"images": 256, "ms": {"graphs": 2.0}},
+    ]
+    with pytest.raises(ValueError, match=r"has rows of NVIDIA H100, and this is NVIDIA H200"):
+        image_towers.add_row(path, {**new, "gpu": "NVIDIA H200"}, "CLIP-L/14", {"images": 1})
+
+
+def test_a_process_that_times_is_alone_and_those_that_compile_are_not(tmp_path: Path) -> None:
+    options = argparse.Namespace(turns=tmp_path / "turns")
+
+    def others_wait() -> bool:
+        with options.turns.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    with image_towers.turn(options, alone=True):
+        assert others_wait()
+    with image_towers.turn(options, alone=False):
+        assert not others_wait()
+    assert not others_wait()
