@@ -91,6 +91,9 @@ _FILES = (str, os.PathLike, bytes, Readable)
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
 """A thread takes so many JPEG files at once for the CPU to decode, after the first ones: of a few
 files, each thread takes one."""
+_IN_HAND = 0.4
+"""The part of what may be read ahead that files in the hands of all threads make at most. The rest
+is in a batch, or waits for a batch or for an earlier file; with more, some threads had no file."""
 
 
 class ItemResult(NamedTuple):
@@ -313,8 +316,10 @@ class _Stream:
         self.planned_count = self.planned_bytes = 0
         self.known: dict[tuple[int, ...], _Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
-        self.taken_count = self.resized_count = self.resized_bytes = 0
+        self.taken_count = self.resized_count = self.resized_bytes = self.resized_tokens = 0
         """The items that threads have taken, and the images that waited to be resized so far."""
+        self.turn_tokens = 1.0
+        """The most tokens of JPEG files that a thread takes at once for the CPU to decode."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
         """Locks: of the images that wait, and of the thread that resizes them."""
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
@@ -327,6 +332,7 @@ class _Stream:
         """Yield one result per item, in order; the generator ends its ``workers`` threads."""
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
+        self.turn_tokens = _IN_HAND * limit / workers
         with (
             Prefetch(
                 items, self._prepare, share=self._share, limit=limit, workers=workers
@@ -359,7 +365,8 @@ class _Stream:
             return max(item.nbytes / _BYTES, 1 / _TOGETHER)
         if self.taken_count <= _FEW_FILES or not self.resized_count or not is_jpeg(item):
             return 1.0
-        return max(self.resized_bytes / self.resized_count / _BYTES, 1 / _DECODED_TOGETHER)
+        parts = (self.resized_bytes / _BYTES, self.resized_tokens / self.turn_tokens)
+        return max(*(part / self.resized_count for part in parts), 1 / _DECODED_TOGETHER)
 
     def _prepare(self, number: int, given: Sequence[object]) -> list[tuple[_StreamItem, int]]:
         """Decode and preprocess items in a worker thread.
@@ -508,6 +515,7 @@ class _Stream:
             self.planned_bytes += waiting.nbytes
             self.resized_count += len(items)
             self.resized_bytes += waiting.nbytes
+            self.resized_tokens += sum(item.tokens for item in items)
             is_enough = self.planned_bytes >= _BYTES or self.planned_count >= _TOGETHER
         # If another thread is resizing, this one goes on: some later call will find the images.
         if is_enough and self.resizing.acquire(blocking=False):

@@ -19,6 +19,7 @@ from PIL import Image
 from encoders import ItemError, Video
 from encoders.contract import Limits
 from encoders.dino.dino_pixels import DinoPreprocessor
+from encoders.inputs.image_files import JpegRun, decode_jpegs
 from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor, stage_planned
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
@@ -223,6 +224,25 @@ def test_large_files_after_small_ones_are_not_held_together(
         tracemalloc.stop()
     assert torch.allclose(vector, wanted, rtol=1e-5, atol=1e-6)
     assert most_bytes < 6 * 2000 * 2000 * 3
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize(("workers", "most"), [(1, 8), (4, 4), (16, 1)])
+def test_threads_have_no_more_files_in_hand_than_leave_room_for_batches(
+    workers: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    runs: list[int] = []
+
+    def decode(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
+        runs.append(len(items))
+        return decode_jpegs(items)
+
+    monkeypatch.setattr(stream, "decode_jpegs", decode)
+    files = [jpeg((64, 64))] * 100  # of 64 tokens each
+    how = {"batch_tokens": 640, "workers": workers, "progress": False}
+    assert len(list(tower("qwen3_vl").embed_many(files, pool="mean", **how))) == 100
+    assert max(runs, default=1) == most
 
 
 class LostPath(type(Path())):  # type: ignore[misc]  # the class depends on the system
