@@ -270,7 +270,7 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
     """List the files of a job, load its encoder, and write its manifest."""
     from ..embedding.job import Job
     from ..embedding.large_images import LargestFiles
-    from ..embedding.manifest import Manifest, write_list
+    from ..embedding.manifest import Manifest, is_listed_in_manifest, write_list
 
     settings, source = _settings(command, None), command.source
     largest = LargestFiles()
@@ -290,7 +290,8 @@ def _begin_job(command: Command, storage: Storage, load: Load) -> Job | None:
             job.is_warned = largest.warn(command.reader, encoder.item_encoder(), job.calls.limits)
         created = manifest.create(storage)
     finally:
-        if not created:
+        # It may have been created even if an error or Ctrl-C came before its function returned.
+        if not created and not is_listed_in_manifest(storage, file_list):
             storage.delete([file_list.files["name"]])
     return job if created else None
 

@@ -138,6 +138,12 @@ class Manifest(NamedTuple):
             raise ValueError(f"{storage.name}/{NAME}: is damaged ({error!r})") from error
 
 
+def is_listed_in_manifest(storage: Storage, listed: Listed) -> bool:
+    """Return whether the folder of a job has a manifest that names this list of files."""
+    named = Manifest.read(storage).files["name"] if storage.exists(NAME) else None
+    return named == listed.files["name"]
+
+
 # --- the list of files ----------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from tests.support.photographs import china, hopper
 from tests.support.processes.own import start_stopped
 from vitgraph.cli import main
 from vitgraph.embedding.parquet_files import read_arrays
+from vitgraph.embedding.storage import LocalFolder
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
 
@@ -217,6 +218,22 @@ def test_a_job_that_is_stopped_goes_on_and_every_file_is_whole(
     assert main(whole) == 0
     for one, other in zip(matrix, load_embeddings(tmp_path / "whole")[1], strict=True):
         assert np.allclose(one, other, atol=1e-5)
+
+
+def test_a_job_that_is_stopped_right_after_its_manifest_goes_on(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LocalFolder.create
+
+    def stopped(self: LocalFolder, name: str, content: bytes) -> bool:
+        plain(self, name, content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFolder, "create", stopped)
+    assert main(command) == 130
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert len(load_embeddings(tmp_path / "out")[0]) == 12
 
 
 def test_leftovers_of_a_killed_job_are_no_obstacle(command: Command, tmp_path: Path) -> None:

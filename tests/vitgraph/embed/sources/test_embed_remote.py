@@ -163,6 +163,23 @@ def test_a_manifest_in_a_bucket_is_created_once(s3: Any) -> None:
     assert storages[1].read("manifest.json") == b"0"
 
 
+def test_a_request_that_is_repeated_has_created_its_own_file(
+    s3: Any, repo: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = s3.pipe_file
+
+    def repeated(path: str, content: bytes, mode: str = "overwrite") -> None:
+        plain(path, content, mode=mode)
+        if mode == "create":  # the answer was lost
+            plain(path, content, mode=mode)
+
+    monkeypatch.setattr(s3, "pipe_file", repeated)  # fsspec gives the job the same object
+    with pytest.raises(FileExistsError):
+        s3.pipe_file("bucket/twice", b"", mode="create")
+    assert run_in_twos(repo, photos, "s3://bucket/vectors") == 0
+    assert main(["embed", "--verify", "s3://bucket/vectors"]) == 0
+
+
 def test_a_job_to_a_bucket_goes_on_after_a_kill(
     repo: Path, s3: Any, endpoint: str, tmp_path: Path
 ) -> None:
