@@ -311,7 +311,8 @@ class Job:
             result = next(results)
             self._warn_if_large(file, result, item_encoder)
             if isinstance(result.value, ItemError):
-                errors[index] = " ".join(str(result.value.error).split())
+                error = result.value.error
+                errors[index] = " ".join(str(error).split()) or repr(error)
                 self.reader.keys.pop(file, None)
             else:
                 assert result.grid is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,21 @@ def test_a_source_without_a_readable_image_gives_an_empty_matrix(
     assert main(["embed", "--verify", str(tmp_path / "none")]) == 0
     keys, items = load_embeddings(tmp_path / "none", "last_hidden_state")
     assert (keys, items.shape) == ([], (0,))
+
+
+def test_an_error_without_a_text_is_named_by_its_class(
+    embed: Embed, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(photos / "c.jpg", "c.jpg")
+
+    def late(self: ImageReader, file: File) -> bytes:
+        raise TimeoutError
+
+    monkeypatch.setattr(ImageReader, "read", late)
+    assert embed(tmp_path / "photos.tar") == 3
+    (row,) = csv.DictReader((tmp_path / "out" / "errors.csv").open())
+    assert row == {"key": "photos.tar/c.jpg", "error": "TimeoutError()"}
 
 
 def test_a_graph_of_class_tokens_keeps_no_other_rows(
