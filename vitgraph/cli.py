@@ -126,7 +126,7 @@ def _add_extract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it holds a tower")
 
 
-_FETCHED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
+_DOWNLOADED = {"ranges": "the byte ranges", "shards": "the whole files", "nothing": "nothing"}
 
 
 def inspect(options: argparse.Namespace) -> None:
@@ -154,8 +154,8 @@ def inspect(options: argparse.Namespace) -> None:
         "files": ", ".join(info.shards),
         "transfer": f"{info.bytes_as_ranges / 1e6:,.1f} MB as byte ranges, "
         f"{info.bytes_as_shards / 1e6:,.1f} MB as whole files; cached: {info.cached}; "
-        f"to fetch: {_FETCHED[info.fetch]}"
-        + (", where an earlier fetch was cut off" if info.unfinished else ""),
+        f"to download: {_DOWNLOADED[info.fetch]}"
+        + (", where an earlier download was cut off" if info.unfinished else ""),
         "config": ", ".join(f"{name}={value}" for name, value in asdict(info.config).items()),
     }
     for name, value in lines.items():

@@ -43,7 +43,7 @@ COMMANDS = {
         "vitgraph embed Qwen/Qwen3-VL-2B-Instruct photos --out vectors",
     ),
     "search": CommandHelp(
-        "Find the images and clips of an embedding job that are nearest to an image, clip or text.",
+        "Find the images and clips of an embedding job that are most similar to a query.",
         "vitgraph search vectors street.jpg --html street.html",
     ),
     "maps": CommandHelp(
@@ -55,7 +55,7 @@ COMMANDS = {
         "vitgraph list 'qwen3*'",
     ),
     "inspect": CommandHelp(
-        "Say what a checkpoint holds and loading would fetch, without downloading a tensor.",
+        "Show what a checkpoint holds and what loading would download; downloads no tensor.",
         "vitgraph inspect Qwen/Qwen3-VL-2B-Instruct",
     ),
     "extract": CommandHelp(
@@ -63,14 +63,15 @@ COMMANDS = {
         "vitgraph extract Qwen/Qwen3-VL-2B-Instruct tower",
     ),
     "cache": CommandHelp(
-        "List, verify or remove the towers that were downloaded.", "vitgraph cache list"
+        "List, verify or remove downloaded towers and measured times of graphs.",
+        "vitgraph cache list",
     ),
     "demo": CommandHelp(
         "Draw feature maps of sample photographs, by small checkpoints with random weights.",
         "vitgraph demo --out demo",
     ),
     "bench": CommandHelp(
-        "Measure the speed, the error or the features of a checkpoint on this machine.",
+        "Measure the speed, the rounding error or the features of a checkpoint on this machine.",
         "vitgraph bench speed Qwen/Qwen3-VL-2B-Instruct --device cuda",
     ),
 }
@@ -173,17 +174,16 @@ def add_source(
         "--fetch",
         choices=FETCHES,
         default="auto",
-        help="the tower's byte ranges or the whole files that hold it; by default what is less",
+        help="download the tower's byte ranges or the whole files that hold it; by default auto, "
+        "the smaller of the two",
     )
-    group.add_argument(
-        "--force-download", action="store_true", help="download again what is cached"
-    )
-    group.add_argument("--max-workers", type=int, default=8, metavar="N", help="requests at once")
-    group.add_argument("--no-progress", action="store_true", help="no progress bars")
+    group.add_argument("--force-download", action="store_true", help="download cached files again")
+    group.add_argument("--max-workers", type=int, default=8, metavar="N", help="downloads at once")
+    group.add_argument("--no-progress", action="store_true", help="show no progress bars")
     group.add_argument(
         "--family",
         metavar="NAME",
-        help="take the tower for one of this family (qwen3_vl, ...) if its type is not known",
+        help="load a checkpoint of unknown model type as one of this family (qwen3_vl, ...)",
     )
 
 
@@ -210,35 +210,40 @@ def add_sizes(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--max-soft-tokens",
         type=int,
-        help="most tokens per image: 70, 140, ...; docs/families.md: which families take which",
+        help="most tokens per image: 70, 140, 280, 560 or 1120 (Gemma 4); the limits that each "
+        "family takes are in docs/families.md",
     )
 
 
+DTYPE_HELP = "dtype of the encoder: float32, bfloat16, ...; by default auto, as stored"
+"""The help text of ``--dtype``."""
 DEVICE_HELP = "cpu, cuda, cuda:1, mps, ...; by default auto, the GPU if there is one, else the CPU"
 """The help text of ``--device``."""
 
 
 def add_encoder(group: argparse._ActionsContainer) -> None:
     """Add the options for the encoder's dtype, device, precision and tokens per call."""
-    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    group.add_argument("--dtype", help=DTYPE_HELP)
     group.add_argument("--device", help=DEVICE_HELP)
     group.add_argument(
         "--precision",
         choices=PRECISIONS,
         default="bf16",
-        help="fp8: products in e4m3 where they are faster, on an H100 or newer (default: bf16)",
+        help="fp8: matrix products in e4m3 where that is faster, on an H100 or newer; bf16 (the "
+        "default): in the dtype of the encoder",
     )
     group.add_argument(
         "--decode",
         choices=("cpu", "gpu"),
         default="cpu",
-        help="gpu: JPEG files by nvImageCodec, whose pixels differ by a level (default: cpu)",
+        help="gpu: decode JPEG files with nvImageCodec, whose pixels differ from PIL's by "
+        "rounding; by default cpu",
     )
     group.add_argument(
         "--max-tokens-per-call",
         type=int,
         metavar="N",
-        help="an item above it runs in parts, between its frames or tiles",
+        help="encode an item of more than N tokens in parts, cut between its frames or tiles",
     )
 
 

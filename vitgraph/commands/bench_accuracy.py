@@ -32,7 +32,9 @@ NEAR = 0.99
 def add_accuracy(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench accuracy`` that ``bench speed`` does not have to its parser."""
     parser.add_argument("images", nargs="+", type=Path, metavar="PHOTO", help="pictures to encode")
-    parser.add_argument("--dtype", default="bfloat16", help="of the encoder (default: bfloat16)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="dtype of the encoder; by default bfloat16"
+    )
     parser.set_defaults(command=print_accuracy, video=[])
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..packages import require_matplotlib, require_sklearn
 from ..terminal import counted, format_table, printable
 from .arguments import (
+    DTYPE_HELP,
     SIZES,
     add_sizes,
     check_names,
@@ -54,14 +55,24 @@ def add_features(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--per-class", type=int, metavar="N", help="take N random images of each class"
     )
-    parser.add_argument("--folds", type=int, default=5, metavar="N", help="by default 5")
     parser.add_argument(
-        "--neighbours", type=int, default=5, metavar="N", help="that vote; by default 5"
+        "--folds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="folds of the cross-validation; by default 5",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the folds and of --per-class")
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        default=5,
+        metavar="N",
+        help="nearest images that vote; by default 5",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the folds and of --per-class")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all numbers to a table")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw them")
-    parser.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the accuracies per block")
+    parser.add_argument("--dtype", help=DTYPE_HELP)
     add_sizes(parser)
     parser.set_defaults(command=print_features)
 

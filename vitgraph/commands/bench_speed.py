@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ..terminal import counted, format_table, is_terminal
 from ..timing import Times, milliseconds, random_pixels, spread
-from .arguments import check_checkpoint, check_names, check_source, read_source
+from .arguments import DTYPE_HELP, check_checkpoint, check_names, check_source, read_source
 
 if TYPE_CHECKING:
     import torch
@@ -118,8 +118,8 @@ KERNEL_NAMES: tuple[Kernels, ...] = ("auto", "torch", "triton", "flash2", "cudnn
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench speed`` that ``bench accuracy`` does not have to its parser."""
-    parser.add_argument("--dtype", help="bfloat16, float16, ...; by default the stored one")
-    parser.add_argument("--runs", type=int, metavar="N", help="runs of each call")
+    parser.add_argument("--dtype", help=DTYPE_HELP)
+    parser.add_argument("--runs", type=int, metavar="N", help="timed runs of each call")
     parser.set_defaults(command=print_speed)
 
 

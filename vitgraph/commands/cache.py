@@ -18,28 +18,30 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     """Add the actions, such as ``list`` and ``remove``, with their arguments to ``parser``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, command, summary in (
-        ("list", list_towers, "What is kept and how large it is."),
-        ("verify", verify_towers, "Read every kept tower and check it against its hashes."),
-        ("remove", remove_towers, "Remove what is kept of one repo, or of one commit of it."),
+        ("list", list_towers, "List the cached towers and their sizes."),
+        ("verify", verify_towers, "Read every cached tower and compare its checksums."),
+        ("remove", remove_towers, "Remove the cached towers of one repo, or of one commit of it."),
     ):
         action = actions.add_parser(name, help=summary, description=summary)
         if name == "remove":
-            action.add_argument("repo", metavar="REPO[@COMMIT]", help="Hugging Face repo id")
+            action.add_argument(
+                "repo", metavar="REPO[@COMMIT]", help="repo id, and the commit to remove"
+            )
             action.add_argument(
                 "--revision",
                 metavar="COMMIT",
                 help="only this commit; its first characters are enough",
             )
         else:
-            action.add_argument("--json", action="store_true", help="for programs")
+            action.add_argument("--json", action="store_true", help="print JSON")
         action.add_argument("--cache-dir", type=Path, help="where downloads are kept")
         action.add_argument("--debug", action="store_true", help="show the traceback of an error")
         action.set_defaults(command=command, parser=action)
-    summary = "What is kept of the measured times of CUDA graphs (VITGRAPH_TABLES says where)."
+    summary = "List the kept times of CUDA graphs, which VITGRAPH_TABLES can move."
     tables = actions.add_parser("tables", help=summary, description=summary)
-    tables.add_argument("--json", action="store_true", help="for programs")
+    tables.add_argument("--json", action="store_true", help="print JSON")
     tables.set_defaults(command=print_tables, parser=tables)
-    summary = "Remove kept tables: their times are measured again."
+    summary = "Remove kept times of CUDA graphs, which the next capture measures again."
     tables = actions.add_parser("remove-tables", help=summary, description=summary)
     tables.add_argument(
         "names", nargs="*", metavar="NAME", help="as `vitgraph cache tables` shows it; default: all"
@@ -70,8 +72,8 @@ def verify_towers(options: argparse.Namespace) -> None:
     if damaged:
         names = ", ".join(sorted({tower.repo_id for tower in damaged}))
         raise ValueError(
-            f"{len(damaged)} of {counted(len(towers), 'kept tower')} damaged ({names}): load them "
-            "with a connection, which fetches them again, or remove them"
+            f"{len(damaged)} of {counted(len(towers), 'cached tower')} damaged ({names}): load "
+            "them with a connection, which downloads them again, or remove them"
         )
 
 
@@ -130,7 +132,7 @@ def _print(towers: list[CachedTower], options: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     if not towers:
-        print("no towers are kept (whole shards are in the Hub client's cache: hf cache ls)")
+        print("no towers are cached (whole shards are in the Hub client's cache: hf cache ls)")
         return
     header = ("repo id", "commit", "tensors", "MB", "state")
     cells = [

@@ -16,10 +16,11 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         "repos",
         metavar="REPO",
         nargs="*",
-        help="checkpoints to draw in place of the seeded ones: repo ids or folders",
+        help="repo ids or folders of checkpoints; by default small ones with random weights, of "
+        "four families",
     )
     parser.add_argument(
-        "--all", action="store_true", help="draw a seeded tower of every family, not of four"
+        "--all", action="store_true", help="draw a small random tower of every family, not of four"
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the pictures")
 
@@ -52,7 +53,7 @@ def check_demo(out: Path, repos: Sequence[str], every_family: bool = False) -> N
     require_matplotlib()
     if every_family and repos:
         raise ValueError(
-            f"--all with {', '.join(repos)}: --all draws seeded towers in place of checkpoints; "
+            f"--all with {', '.join(repos)}: --all draws random towers in place of checkpoints; "
             "leave out one of them"
         )
     if out.exists() and not out.is_dir():

@@ -34,7 +34,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER|GLOB|LIST.txt|-|hf://datasets/NAME",
         help="images and, with --fps or --num-frames, clips: a folder (with all folders in it), a "
         "quoted pattern, a text file with one path per line (relative to that file), - for such "
-        "lines on standard input, or a data set of the Hub; a pattern or a list may also name .tar "
+        "lines on standard input, or a dataset of the Hub; a pattern or a list may also name .tar "
         "files (WebDataset) and .parquet files; s3://, gs://, https:// and "
         "hf://datasets/NAME/PATH name such files elsewhere",
     )
@@ -51,11 +51,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pool",
         choices=(*POOLS[1:], POOLS[0]),
-        help="one vector per image; head is what the checkpoint was trained to compare (CLIP, "
-        "SigLIP); mean and max are over its tokens; none writes all tokens; by default head where "
-        "there is one, else mean",
+        help="one vector per item: the mean or max of its tokens, its class token (cls), or the "
+        "vector that the checkpoint was trained to compare (head: CLIP, SigLIP, C-RADIO); none "
+        "writes all tokens; by default head where there is one, else mean",
     )
-    parser.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    parser.add_argument("--normalize", action="store_true", help="scale each vector to length 1")
     parser.add_argument(
         "--fields",
         metavar="NAME,...",
@@ -68,17 +68,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --fields of blocks: N random patches of each image; by default all",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of --sample; by default 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of --sample; by default 0")
     parser.add_argument(
         "--format",
         choices=get_args(Format),
         default="npy",
-        help="vllm writes all tokens of each image to a file of its own, which vLLM reads",
+        help="format of the files; by default npy; vllm writes all tokens of each image to a file "
+        "of its own, which vLLM reads",
     )
     parser.add_argument(
         "--out-dtype",
         choices=get_args(OutDtype),
-        help="by default float32; --format vllm keeps the dtype of the weights",
+        help="dtype of the files; by default float32, with --format vllm the dtype of the weights",
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="for a trial: the first N images of the source"
@@ -86,8 +87,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retry-errors",
         action="store_true",
-        help="of a job that was begun: encode the images again that could not be encoded, as their "
-        "files are now",
+        help="encode those images of an existing job again that had errors, from their current "
+        "files",
     )
     parser.add_argument(
         "--json",
@@ -111,19 +112,31 @@ def _add_encoder(parser: argparse.ArgumentParser) -> None:
         "--graph",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="replay CUDA graphs; by default on a CUDA device",
+        help="replay CUDA graphs; by default if the device is CUDA",
     )
-    parser.add_argument("--batch-tokens", type=int, metavar="N", help="output tokens per batch")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that decode images")
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="output tokens per batch; by default 8,192 on a GPU and 1,024 on the CPU",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="threads that decode images; by default one per core, at most 16",
+    )
 
 
 def _add_inside(group: argparse._ArgumentGroup) -> None:
-    """Add the options for images inside parquet tables, lists of paths and data sets."""
+    """Add the options for images inside parquet tables, lists of paths and datasets."""
     group.add_argument(
-        "--column", metavar="NAME", help="of parquet files and data sets; by default image"
+        "--column",
+        metavar="NAME",
+        help="column of images in parquet files and datasets; by default image",
     )
-    group.add_argument("--subset", metavar="NAME", help="configuration of the data set")
-    group.add_argument("--split", metavar="NAME", help="of the data set; by default train")
+    group.add_argument("--subset", metavar="NAME", help="configuration of the dataset")
+    group.add_argument("--split", metavar="NAME", help="split of the dataset; by default train")
     group.add_argument(
         "--any-path",
         action="store_true",
@@ -141,8 +154,8 @@ def _add_planning(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--plan",
         action="store_true",
-        help="write nothing: read a sample of the images, and print hours, cores and bytes of the "
-        "job, and the bottleneck; a --device that is named is measured",
+        help="write nothing: read a sample of the images, and print hours, cores, bytes and the "
+        "bottleneck of the job; with --device, measure the encoder on that device",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs to plan for; by default several")
 
@@ -154,18 +167,18 @@ def _add_workers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--shard",
         metavar="I/N",
-        help="this is worker I of N, from 0 on, and writes shards I, I+N, ...; by default what "
-        "torchrun or SLURM says",
+        help="this process is worker I of N, counted from 0, and writes shards I, I+N, ...; by "
+        "default as torchrun or SLURM say",
     )
     group.add_argument(
         "--status",
         metavar="DIR",
-        help="say how far the job in this folder is; exit code 1 until it is done",
+        help="print the progress of the job in this folder; exit code 1 until it is complete",
     )
     group.add_argument(
         "--verify",
         metavar="DIR",
-        help="read every file of the job in this folder, and say what is wrong with it",
+        help="read every file of the job in this folder, and list missing and damaged ones",
     )
 
 

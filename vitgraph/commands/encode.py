@@ -57,7 +57,12 @@ def add_encode(parser: argparse.ArgumentParser) -> None:
 def _add_items(group: argparse._ArgumentGroup) -> None:
     """Add ``--video``, the options that sample its frames, and the bounds of an image's size."""
     group.add_argument(
-        "--video", action="append", default=[], type=Path, metavar="CLIP", help="may be repeated"
+        "--video",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="CLIP",
+        help="a video; may be repeated",
     )
     add_sampling(group)
     add_sizes(group)
@@ -70,15 +75,16 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--pool",
         choices=POOLS,
         default="none",
-        help="write one vector per item, over its tokens; cls is the class token, "
-        "head what SigLIP's head makes of them; by default none: all features",
+        help="write one vector per item: the mean or max of its tokens, its class token (cls), or "
+        "the vector that the checkpoint was trained to compare (head: CLIP, SigLIP, C-RADIO); by "
+        "default none, all features",
     )
-    group.add_argument("--normalize", action="store_true", help="vectors of length 1")
+    group.add_argument("--normalize", action="store_true", help="scale each vector to length 1")
     group.add_argument(
         "--out-dtype",
         choices=("stored", *get_args(OutDtype)),
         default="stored",
-        help="of the file; by default stored: the encoder's own, and float32 for vectors",
+        help="dtype of the file; by default stored, the encoder's own, and float32 for vectors",
     )
     group.add_argument(
         "--plot",
@@ -94,14 +100,17 @@ def _add_graphs(group: argparse._ArgumentGroup) -> None:
         "--graph",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="capture CUDA graphs, then replay them; worth its seconds for dozens of items",
+        help="capture CUDA graphs, then replay them; the capture takes seconds, so this pays from "
+        "dozens of items on",
     )
-    group.add_argument("--budgets", metavar="N,N,...", help="output tokens of each graph")
-    group.add_argument("--max-batch-size", type=int, metavar="N", help="items per replay")
+    group.add_argument(
+        "--budgets", metavar="N,N,...", help="output tokens of each graph; by default chosen"
+    )
+    group.add_argument("--max-batch-size", type=int, metavar="N", help="most items per replay")
     group.add_argument(
         "--modality",
         metavar="image|video|image+video",
-        help="what to capture for; by default what the files are",
+        help="kind of items to capture graphs for; by default that of the files",
     )
 
 

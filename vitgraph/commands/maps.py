@@ -12,6 +12,7 @@ from pathlib import Path
 from ..terminal import printable, readable
 from .arguments import (
     DEVICE_HELP,
+    DTYPE_HELP,
     SIZES,
     add_sizes,
     add_source,
@@ -42,7 +43,7 @@ def add_maps(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("encoder")
     add_sizes(group)
-    group.add_argument("--dtype", help="float32, bfloat16, ...; by default auto, the stored one")
+    group.add_argument("--dtype", help=DTYPE_HELP)
     group.add_argument("--device", help=DEVICE_HELP)
     parser.set_defaults(video=[], out=Path("FILE"))
 

@@ -30,15 +30,17 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "query",
         nargs="?",
         metavar="QUERY",
-        help="image or clip to search for; or words, if --pool head of a CLIP, MetaCLIP, SigLIP or "
-        "SigLIP2 repo made the vectors: whatever is no file, has no / and does not end like an "
-        "image or a clip (.jpg)",
+        help="an image or a clip, or words such as 'a red car' if a CLIP, MetaCLIP, SigLIP or "
+        "SigLIP2 repo made the vectors with --pool head",
     )
     parser.add_argument(
         "--top", type=int, default=20, metavar="N", help="how many to show; by default 20"
     )
     parser.add_argument(
-        "--html", type=Path, metavar="PAGE", help="also write a page of pictures, keys and cosines"
+        "--html",
+        type=Path,
+        metavar="PAGE",
+        help="also write a page with pictures, keys and cosines",
     )
     group = parser.add_argument_group("near-duplicates, in place of a query")
     group.add_argument(
@@ -47,19 +49,19 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="COSINE",
         help="all pairs of images with this cosine or a larger one, such as 0.95",
     )
-    group.add_argument("--csv", type=Path, metavar="FILE", help="write all of them to a table")
+    group.add_argument("--csv", type=Path, metavar="FILE", help="write all of them to a CSV file")
     group.add_argument(
         "--max-pairs",
         type=int,
         default=1_000_000,
         metavar="N",
-        help="above it, groups of images are listed instead of pairs; by default 1,000,000",
+        help="list groups of images instead if there are more pairs; by default 1,000,000",
     )
     group = parser.add_argument_group("encoder")
     add_sampling(group, ", if the query is a clip; by default as the job did")
     group.add_argument("--device", help=DEVICE_HELP)
     add_download(group)
-    group.add_argument("--no-progress", action="store_true", help="no progress bars")
+    group.add_argument("--no-progress", action="store_true", help="show no progress bars")
 
 
 def search(options: argparse.Namespace) -> None:

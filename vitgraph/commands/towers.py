@@ -32,9 +32,9 @@ def add_list(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="*",
         metavar="PATTERN",
-        help="towers of repo ids like 'qwen3*' or 'opengvlab/*', case ignored; by default all",
+        help="only towers with a repo id like 'qwen3*' or 'opengvlab/*' (case is ignored)",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def list_towers(options: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ def test_cache_is_listed_verified_and_removed(
 ) -> None:
     cache = tmp_path / "cache"
     where = ("--cache-dir", cache)
-    assert "no towers are kept" in cli("cache", "list", *where)[1]
+    assert "no towers are cached" in cli("cache", "list", *where)[1]
     commit = hub.push(REPO, folder)
     hub.push("owner/other", folder)
     for repo in (REPO, "owner/other"):
@@ -61,7 +61,7 @@ def test_verify_finds_a_flipped_bit_that_list_does_not_look_for(
     code, out, err = cli("cache", "verify", "--cache-dir", cache)
     assert code == 2
     assert "damaged" in out
-    assert f"1 of 1 kept tower damaged ({REPO})" in err
+    assert f"1 of 1 cached tower damaged ({REPO})" in err
 
 
 def test_kept_tables_of_times_are_listed_and_removed(
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_said_so(
     assert [tower.state for tower in list_cached(cache)] == ["configs only", "whole"]
     code, out, err = cli("cache", "verify", "--cache-dir", cache)
     assert (code, f"damaged: {answers}: cannot be read (" in out) == (2, True)
-    assert f"1 of 2 kept towers damaged ({REPO})" in err
+    assert f"1 of 2 cached towers damaged ({REPO})" in err
     root = cache / "vitgraph"
     root.rename(tmp_path / "away")
     root.symlink_to(root)
@@ -287,8 +287,8 @@ def test_inspect_says_which_way_loading_will_go(
     Store(repo_folder(cache_root(cache), REPO) / commit).partial.mkdir(parents=True)
     assert way(fetch="ranges") == ("ranges", True)
     out = cli("inspect", REPO, "--cache-dir", cache, "--fetch", "ranges")[1]
-    assert "to fetch: the byte ranges, where an earlier fetch was cut off" in out
-    assert "to fetch: nothing" in cli("inspect", folder)[1]
+    assert "to download: the byte ranges, where an earlier download was cut off" in out
+    assert "to download: nothing" in cli("inspect", folder)[1]
 
 
 def test_every_keyword_of_loading_can_be_given(hub: HubServer, tmp_path: Path, cli: Cli) -> None:
