@@ -264,7 +264,7 @@ def test_an_error_without_a_text_is_named_by_its_class(
 
     monkeypatch.setattr(ImageReader, "read", late)
     assert embed(tmp_path / "photos.tar") == 3
-    (row,) = csv.DictReader((tmp_path / "out" / "errors.csv").open())
+    (row,) = csv.DictReader((tmp_path / "out" / "errors.csv").read_text().splitlines())
     assert row == {"key": "photos.tar/c.jpg", "error": "TimeoutError()"}
 
 
