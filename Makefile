@@ -11,6 +11,8 @@ PIP := $(PY) -m pip
 INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 # One process per core (four at most), with one torch thread each: processes do not fight for cores.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
+# Of vLLM, a function of the sampler would be compiled, which takes longer than most tests.
+ENGINES_PYTEST := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(ENGINES)/bin/python -m pytest
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 OLDEST_PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(OLDEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 OLDEST_INSTALL := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[demo,heif,http,parquet,s3]" --group test
@@ -19,6 +21,8 @@ LOWER_BOUNDS = $$(sed -n '/^dependencies/,/^]/s/^  "\([a-z-]*\)>=\([0-9.]*\)".*/
 LIBRARY_TESTS := tests/vitgraph/commands tests/vitgraph/embed tests/weights/fetching tests/vitgraph/search tests/weights/loading/test_load.py --ignore tests/vitgraph/commands/test_demo.py --ignore tests/vitgraph/embed/test_feature_store.py
 
 MAKEFLAGS += --no-print-directory  # the last line of `make test` is a summary of pytest
+# Images of containers often set it. Each process would compile vLLM's files anew, which takes 10 s.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test suite lint types fast family notebooks outputs engines oldest docs clean
 
@@ -55,7 +59,7 @@ outputs: $(VENV)/.test ## execute every notebook, write its outputs in place and
 	$(PY) -m tests.support.notebooks
 
 engines: $(ENGINES)/.installed ## vLLM and Dynamo with our towers, in an environment of their own
-	$(ENGINES)/bin/python -m pytest -m "engines and not slow" --noconftest tests/engines
+	$(ENGINES_PYTEST) -m "engines and not slow" --noconftest -n 2 --dist loadfile tests/engines
 
 oldest: $(OLDEST)/.installed ## tests with the lower bounds of pyproject.toml; Python 3.10 or 3.11
 	$(OLDEST)/bin/python -m pip uninstall --quiet --yes pillow_heif timm transformers

@@ -137,6 +137,22 @@ def hide_numba() -> None:
     ffi._lib_wrapper.__getattr__ = look_up
 
 
+def replace_kernels_once() -> None:
+    """Let vLLM look for Triton's kernels in all modules for the first engine only.
+
+    Modules that are imported later find the kernels for CPUs in the modules that define them.
+    """
+    from vllm.triton_utils import dispatcher
+
+    replace = dispatcher._rebind_kernels
+
+    def first(overrides: list[Any]) -> None:
+        dispatcher._rebind_kernels = lambda overrides: None
+        replace(overrides)
+
+    dispatcher._rebind_kernels = first
+
+
 def count_raw() -> list[int]:
     """The numbers of images that our plug-in cuts in this process, which fill up later."""
     from vitgraph.integrations.vllm_plugin import raw_images
@@ -257,10 +273,13 @@ def main() -> None:
         inspect_here()
     prune_on_cpu()
     hide_numba()
+    replace_kernels_once()
     for name, job in jobs.items():
         print(f"### {name}", flush=True)
         answers[name] = run(job, counts)
         collect()
+        if len(answers) == 1:
+            gc.freeze()  # what the next collections need not look at, modules nearly all of it
         Path(sys.argv[2]).write_text(json.dumps(answers))
 
 

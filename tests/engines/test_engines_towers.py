@@ -7,22 +7,17 @@ a process of its own, two of them on two ranks.
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_jobs import ENGINE, STATIC, Answers, compare, drive
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engines
 
-ROOT = Path(__file__).parents[2]
 EVERYTHING = ["text", "image", "images", "clip"]
 RAW = [*EVERYTHING, "again", "sizes", "limits"]
 """With images of several sizes, limits of a request, and an image for the second time."""
@@ -37,13 +32,6 @@ DRAWN = ("qwen3_vl_moe", "qwen3_5")
 """Models that run with the weights that vLLM draws, in bfloat16."""
 READ = ("gemma3", "mistral3", "llava")
 """Models whose batches the plug-in reads, of tiles and of images; CI runs these."""
-SEEDED = (
-    *("dots_ocr", "deepseek_ocr2", "kimi_k3", "minicpm_v", "llava_onevision", "llava_next"),
-    *("paligemma", "colpali", "step3", "step3_vl"),
-)
-"""Models of :mod:`tiny_seeded`, which CI runs as well."""
-VIEWS = ("deepseek_ocr2", "step3", "step3_vl")
-"""Some of them with many large views; padded to budgets, each of their batches takes seconds."""
 BY_HAND = (
     *("glm4v", "glm_ocr", "exaone4_5", "idefics3", "paddleocr_vl", "gemma4"),
     *("kimi_k25", "lfm2_vl", "llama4"),
@@ -51,19 +39,6 @@ BY_HAND = (
 """Models that are run by hand, ``pytest -m "engines and slow"``: two engines start for each."""
 RAW_BY_HAND = ("glm4v", "glm_ocr", "paddleocr_vl", "gemma4")
 """Some of them whose images are sent raw."""
-LOGPROB = 1e-4
-"""Bound for the difference of the log-probabilities of twelve tokens, which are about -40."""
-ENGINE = {
-    "dtype": "float32",
-    "max_model_len": 4096,
-    "max_num_seqs": 8,
-    "enforce_eager": True,
-    "gpu_memory_utilization": 0.2,
-    "num_gpu_blocks_override": 128,  # 16,384 tokens; to clear a gigabyte takes a second
-    "seed": 0,
-}
-STATIC = {"backend": "static", "budgets": [32, 64, 128]}
-Answers = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -108,27 +83,6 @@ def job(family: str, folder: Path, ours: dict[str, Any] | None, **more: Any) -> 
     return {**about, "engine": {**engine, **more}}
 
 
-def drive(folder: Path, jobs: dict[str, dict[str, Any]], **environment: str) -> Answers:
-    """The answers of the jobs by name; what the engines print goes to this process's output."""
-    folder.mkdir(exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    settings = {
-        "PYTHONPATH": f"{ROOT}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_MLA_DISABLE": "1",  # there is none for CPUs
-        "VLLM_NO_USAGE_STATS": "1",
-        "VITGRAPH_VLLM": "0",
-        **environment,
-    }
-    command = [sys.executable, str(ROOT / "tests" / "engines" / "drive.py")]
-    command += [str(folder / "jobs.json"), str(folder / "answers.json")]
-    subprocess.run(command, env=os.environ | settings, check=True, timeout=900)
-    return dict(json.loads((folder / "answers.json").read_text()))
-
-
 def read_jobs(folder: Path, families: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Two engines per model of :mod:`tiny_towers`: vLLM's towers first, then ours."""
     from tiny_published import PUBLISHED, write_published
@@ -154,40 +108,6 @@ def read_jobs(folder: Path, families: Sequence[str]) -> dict[str, dict[str, Any]
                 "prompts": EVERYTHING if model.clip else EVERYTHING[:-1],
                 "marks": [model.mark, model.clip],
                 "engine": engine,
-            }
-    return jobs
-
-
-def seeded_jobs(folder: Path, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Two engines per model of :mod:`tiny_seeded`: vLLM's towers first, then ours."""
-    from tiny_seeded import SMALL, write_small
-
-    jobs: dict[str, dict[str, Any]] = {}
-    for side in ("stock", "ours"):
-        for kind in kinds:
-            small, place = SMALL[kind], folder / f"{kind}-{side}"
-            if side == "stock":
-                write_small(place, kind)
-            else:  # vLLM takes a model that it has seen as it was
-                place.symlink_to(folder / f"{kind}-stock")
-            limits = {"image": small.images, **({"video": 1} if small.clip else {})}
-            more = ["clip"] if small.clip else []
-            options = {"backend": "eager"} if kind in VIEWS else STATIC
-            jobs[f"{kind} {side}"] = {
-                "family": kind,
-                "ours": options if side == "ours" else None,
-                "prompts": ["text", "image", *small.asked, *more],
-                "marks": [small.mark, small.clip],
-                "pooling": small.pooling,
-                "sizes": small.sizes,
-                "stand_ins": small.stand_ins,
-                "engine": {
-                    **ENGINE,
-                    "model": str(place),
-                    "limit_mm_per_prompt": limits,
-                    "trust_remote_code": bool(small.code),
-                    **small.engine,
-                },
             }
     return jobs
 
@@ -225,43 +145,11 @@ def answers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return drive(folder, jobs, VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
-def compare(ours: dict[str, Any], stock: dict[str, Any]) -> None:
-    """Equal tokens, and log-probabilities within the bound."""
-    assert "error" not in ours
-    for name in ours.keys() - {"about"}:
-        answer = ours[name]
-        if "rows" in answer:
-            compare_rows(answer["rows"], stock[name]["rows"])
-            continue
-        assert answer["tokens"] == stock[name]["tokens"], name
-        assert abs(answer["logprob"] - stock[name]["logprob"]) < LOGPROB, name
-
-
-def compare_rows(ours: list[list[float]], stock: list[list[float]]) -> None:
-    """Equal embeddings of tokens, of length one each."""
-    assert len(ours) == len(stock) > 1
-    for found, wanted in zip(ours, stock, strict=True):
-        assert math.dist(found, wanted) < 1e-5
-
-
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """What the engines of :data:`BY_HAND` say, in one process."""
     folder = tmp_path_factory.mktemp("by_hand")
     return drive(folder, read_jobs(folder, BY_HAND), VLLM_ENABLE_V1_MULTIPROCESSING="0")
-
-
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What the engines of :data:`SEEDED` say, in one process."""
-    folder = tmp_path_factory.mktemp("seeded")
-    return drive(folder, seeded_jobs(folder, SEEDED), VLLM_ENABLE_V1_MULTIPROCESSING="0")
-
-
-@pytest.mark.parametrize("kind", SEEDED)
-def test_tokens_of_newer_models_are_those_of_vllms_towers(seeded: Answers, kind: str) -> None:
-    compare(seeded[f"{kind} ours"], seeded[f"{kind} stock"])
-    assert (seeded[f"{kind} ours"]["about"]["raw"] >= 3) == (kind == "dots_ocr")
 
 
 @pytest.mark.slow
