@@ -22,8 +22,8 @@ from benchmarks.measuring.results import write_results
 from encoders import Qwen3VLEncoder
 from encoders.qwen.qwen3_vl import Qwen3VLConfig
 from graphwrap.budgets import choose_budgets, read_specs
+from graphwrap.changes import WeightGuard, all_modules, plain_values
 from graphwrap.costs import Costs
-from graphwrap.guards import WeightGuard, all_modules, plain_values
 from graphwrap.packing import Packer
 
 

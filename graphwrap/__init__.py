@@ -5,7 +5,8 @@ item) has, items are padded to a budget, and its graph is replayed. Other packag
 names in ``__all__``. The modules, in the order in which a call passes through them:
 
 - ``graphed_encoder``: :class:`GraphedEncoder`, the only class that users make
-- ``guards``: rejects what graphs cannot follow: settings, gradients, changes after capture
+- ``settings``: checks the encoder and the settings; ``calling``: torch's modes, the lock and the
+  pixels of a call; ``changes``: notices weights, modules and values that change after capture
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
 - ``budgets``: how many graphs there are, and how much each one holds
 - ``capture``: captures a graph per budget, the largest first
@@ -21,8 +22,8 @@ names in ``__all__``. The modules, in the order in which a call passes through t
 from .budgets import Budget, fit_budgets
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
-from .guards import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
 from .kept_tables import KeptTable, list_tables, remove_tables
+from .settings import Backend, BackendInUse, OnOverflow, read_outputs, require_choice
 from .stats import BudgetStats, GraphStats
 
 __all__ = [

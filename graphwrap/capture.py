@@ -25,13 +25,14 @@ from encoders.contract import is_library, warn_caller
 
 from .budgets import Budget, BudgetSet, largest_first
 from .buffers import Arena, BudgetGraph, Memory, MetadataFormat, without_collections
+from .changes import WeightGuard, all_modules, plain_tensors, plain_values
 from .costs import Costs, CostTable
 from .encoder_forms import EncoderForm, capacity_metadata
-from .guards import WeightGuard, all_modules, as_module, plain_tensors, plain_values
 from .measuring import checked_budgets, fingerprint, measure, still_hold
 from .outputs import Unit
 from .packing import Packer
 from .replay import Captured, Executor, PathGraphs
+from .settings import as_module
 from .stats import BudgetStats, GraphStats
 
 MEMORY_DIVISOR = 3

@@ -30,7 +30,7 @@ from encoders.contract import (
 from encoders.grids import read_grid
 
 from .budgets import Budget
-from .guards import BackendInUse, as_module, require_graphable
+from .settings import BackendInUse, as_module, require_graphable
 
 FormKernels: TypeAlias = Literal[Kernels, "reference"]
 """Attention kernels: an argument of ``accelerated()``, or "reference" for the encoder as it is."""

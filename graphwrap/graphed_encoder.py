@@ -26,7 +26,7 @@ from encoders.contract import (
 )
 from encoders.streams import EncodesItems, ItemEncoder
 
-from . import encoder_forms, guards
+from . import calling, encoder_forms, settings
 from .budgets import budgets_by_path, choose_budgets
 from .capture import capture_encoder
 from .costs import CostTable, read_tables, write_tables
@@ -120,19 +120,19 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         max_budget: int | None = None,
         max_graphs: int = 48,
         outputs: Sequence[str] = ("pooler_output", "deepstack_features"),
-        backend: guards.Backend = "auto",
+        backend: settings.Backend = "auto",
         kernels: encoder_forms.FormKernels = "auto",
         precision: Precision = "bf16",
         table: str | os.PathLike[str] | None = AUTO,
-        on_overflow: guards.OnOverflow = "eager",
+        on_overflow: settings.OnOverflow = "eager",
         clone: bool = True,
     ) -> None:
-        guards.require_choice("backend", backend, guards.BACKENDS)
-        guards.require_choice("on_overflow", on_overflow, guards.OVERFLOWS)
-        guards.require_choice("clone", clone, (True, False))
-        guards.require_table(table)
-        guards.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
-        self.outputs = guards.read_outputs(outputs)
+        settings.require_choice("backend", backend, settings.BACKENDS)
+        settings.require_choice("on_overflow", on_overflow, settings.OVERFLOWS)
+        settings.require_choice("clone", clone, (True, False))
+        settings.require_table(table)
+        settings.require_choice("kernels", kernels, get_args(encoder_forms.FormKernels))
+        self.outputs = settings.read_outputs(outputs)
         giving = encoder_forms.with_extras(encoder, self.outputs)
         self._path_encoder = encoder_forms.with_paths(giving)
         paths = self._path_encoder.paths
@@ -156,7 +156,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         self._backend = backend
         self.kernels, self.precision = kernels, precision
         self._settings = encoder_forms.FormSettings(kernels, precision)
-        self._lock = guards.CallLock()
+        self._lock = calling.CallLock()
         self.table = table
         self._tables: dict[str, CostTable] = {}
         self._measures_anew = False
@@ -165,7 +165,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         self._locate()
         self._counts = GraphStats(self.backend)
 
-    backend: guards.BackendInUse
+    backend: settings.BackendInUse
     device: torch.device
     dtype: torch.dtype
 
@@ -216,11 +216,11 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
 
     def _locate(self) -> None:
         """Find the device and dtype of the weights, and make the forms of the encoder for them."""
-        device, dtype = guards.find_weights(self.encoder)
+        device, dtype = settings.find_weights(self.encoder)
         if not self._forms or (self.device, self.dtype) != (device, dtype):
             self._forms = {}
             self.device, self.dtype = device, dtype
-            self.backend = guards.resolve_backend(self._backend, self.device)
+            self.backend = settings.resolve_backend(self._backend, self.device)
             for name, path in self._path_encoder.paths.items():
                 form, accelerator = encoder_forms.choose_form(path, self._settings)
                 self._forms[name] = encoder_forms.EncoderForm(
@@ -251,11 +251,11 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         Warns:
             UserWarning: the largest budget was lowered to fit memory, or a budget was dropped.
         """
-        guards.check_alone(self._lock, self.device)
+        calling.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready(everything=True, progress=progress)
             if captured.waits():
-                with CAPTURE_LOCK, guards.settle_modes(self.device):
+                with CAPTURE_LOCK, calling.settle_modes(self.device):
                     captured.capture_rest(progress=progress)
         return self
 
@@ -273,7 +273,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             self._locate()
             if captured is None or self.backend != "eager":
                 self._counts = GraphStats(self.backend)
-            with CAPTURE_LOCK, guards.settle_modes(self.device):
+            with CAPTURE_LOCK, calling.settle_modes(self.device):
                 self._captured = self._capture(everything=everything, progress=progress)
         except BaseException as error:  # also after an interrupt, no partial capture may remain
             traceback.clear_frames(error.__traceback__)  # the traceback refers to the buffers
@@ -436,7 +436,7 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         pixel_values.check(self._budget_sets)
         path_inputs = {name: path[:2] for name, path in pixel_values.paths.items() if path.items}
         outputs = self._encode(path_inputs)
-        with guards.settle_modes(self.device):
+        with calling.settle_modes(self.device):
             return self.join(outputs, pixel_values)
 
     def join(
@@ -452,13 +452,13 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
 
     def _encode(self, inputs: Mapping[str, Inputs]) -> dict[str, PartialOutput]:
         """Return the output of each input path in ``inputs``."""
-        guards.check_alone(self._lock, self.device)
+        calling.check_alone(self._lock, self.device)
         with self._lock:
             captured = self._ready()
             for name, (pixels, _) in inputs.items():
-                guards.check_pixels(pixels, captured.paths[name].row_shape, self.device)
+                calling.check_pixels(pixels, captured.paths[name].row_shape, self.device)
                 captured.guard.check_gradients(pixels)
-            with guards.settle_modes(self.device):
+            with calling.settle_modes(self.device):
                 if captured.waits():
                     with CAPTURE_LOCK:
                         captured.capture_for(inputs)

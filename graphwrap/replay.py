@@ -17,8 +17,8 @@ from encoders.grids import read_grid
 
 from .budgets import Batch, Budget, read_specs
 from .buffers import Arena, BudgetGraph, Memory, MetadataFormat, without_collections
+from .changes import WeightGuard
 from .encoder_forms import EncoderForm, capacity_metadata
-from .guards import WeightGuard
 from .outputs import as_output, copy_shared, output_fields, share_storage, unit_of
 from .packing import Group, Packer, Schedule, Span, Step, make_schedule, refuse_overflow
 from .stats import BudgetStats, GraphStats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from .guards import BackendInUse
+from .settings import BackendInUse
 
 
 @dataclass

@@ -22,7 +22,7 @@ from benchmarks.graphs import bare_replay
 from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import Kernels
 from graphwrap import GraphedEncoder
-from graphwrap.guards import Backend
+from graphwrap.settings import Backend
 from tests.oracles import Grids
 from vitgraph.timing import milliseconds, random_pixels, spread, synchronize
 

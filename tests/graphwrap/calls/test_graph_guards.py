@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from encoders import Qwen2_5VLEncoder
 from encoders.contract import EncoderOutput
 from encoders.qwen.qwen2_5_vl import Qwen2_5VLConfig
-from graphwrap import GraphedEncoder, guards
-from graphwrap.guards import WeightGuard, all_modules, plain_values
+from graphwrap import GraphedEncoder, changes
+from graphwrap.changes import WeightGuard, all_modules, plain_values
 from tests.support.graphs.cases import (
     OVER,
     SMALL,
@@ -169,7 +169,7 @@ def test_a_check_executes_as_many_lines_for_any_number_of_blocks() -> None:
             encoder = Qwen2_5VLEncoder(Qwen2_5VLConfig.from_hf({**SIZES, "depth": depth}))
         values = plain_values(all_modules({"": encoder}))
         guard = WeightGuard({"": encoder}, values=values, hooks=True)
-        lines.add(lines_run(guard.check, guards))
+        lines.add(lines_run(guard.check, changes))
     assert len(lines) == 1
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from encoders.contract import EncoderOutput
 from graphwrap import GraphedEncoder
-from graphwrap.guards import resolve_backend
+from graphwrap.settings import resolve_backend
 from tests.support.graphs.cases import executor_of, pixels_for, static, tower, toy
 from tests.support.graphs.outputs import EVERY_FIELD, assert_same_bits, fields, worst_distance
 from tests.support.towers.toy_encoder import ToyEncoder

@@ -40,7 +40,7 @@ class FakeGpu:
             memory.stream = object() if has_graphs else None  # type: ignore[assignment]
 
         make: Any = Memory.__init__
-        patch.setattr("graphwrap.guards.resolve_backend", lambda backend, device: "cudagraph")
+        patch.setattr("graphwrap.settings.resolve_backend", lambda backend, device: "cudagraph")
         patch.setattr(Memory, "__init__", with_stream)
         patch.setattr(Memory, "wait_for_captures", lambda memory: None)
         patch.setattr(BudgetGraph, "capture", capture)

@@ -6,7 +6,7 @@ from typing import Any
 
 from encoders.contract import PartialOutput, VisionInputs
 from graphwrap import GraphedEncoder
-from graphwrap.guards import Backend
+from graphwrap.settings import Backend
 
 from ..towers.toy_paths import Item, TwoPaths
 from .outputs import EVERY_FIELD, assert_same_bits

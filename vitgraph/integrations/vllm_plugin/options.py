@@ -101,13 +101,12 @@ def require_writable(table: str | None) -> None:
 
 def _check(source: str, options: Mapping[str, object]) -> None:
     from encoders.contract import Precision  # here, so that vLLM's processes start without torch
-    from graphwrap import FormKernels
-    from graphwrap.guards import BACKENDS
+    from graphwrap import Backend, FormKernels
 
     choices: dict[str, tuple[object, ...]] = {
         "kernels": get_args(FormKernels),
         "precision": get_args(Precision),
-        "backend": BACKENDS,
+        "backend": get_args(Backend),
     }
     types = {field.name: field.type for field in fields(PluginOptions)}
     for key, value in options.items():

@@ -1,41 +1,35 @@
-"""Checks of all that could break graphs: settings, pixels, gradients, changes after capture.
+"""What may not change after capture, which is compared before each call.
 
-What may not change after capture is what the forward of a module depends on: weights, submodules
-and hooks, its class, a ``forward`` set on the instance, and plain values, such as the active
-adapter of a LoRA layer and its scaling, the ``eps`` of a norm, the rate of a dropout.
+The forward of a module depends on weights, submodules and hooks, its class, a ``forward`` set on
+the instance, and plain values, such as the active adapter of a LoRA layer and its scaling, the
+``eps`` of a norm, the rate of a dropout.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter
-from typing import Literal, TypeAlias, cast, get_args
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from encoders.contract import OUTPUT_FIELDS, GraphableEncoder, is_library
+from encoders.contract import is_library
 
 from .torch_internals import HOOKS, MODULES, SLOTS, slots_of, versions_of
 
-BackendInUse: TypeAlias = Literal["cudagraph", "static", "eager"]
-"""How batches run: "cudagraph" replays CUDA graphs, "static" runs the encoder on the same padded
-buffers without graphs, and "eager" runs it without padding."""
-Backend: TypeAlias = Literal["auto", BackendInUse]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-OnOverflow: TypeAlias = Literal["eager", "raise"]
-"""Whether an item larger than every budget runs eagerly or raises an error."""
-OVERFLOWS: tuple[OnOverflow, ...] = get_args(OnOverflow)
-_REQUIRES_GRAD = attrgetter("requires_grad")
-AS_IT_IS = nullcontext()
-"""A context that changes nothing, which :func:`settle_modes` returns if no mode has to change."""
 TensorSlot: TypeAlias = tuple[dict[str, object], str, Tensor]
 """A tensor of a module: the ``__dict__`` that holds it, its name there, and the tensor."""
+ValueSlot: TypeAlias = tuple[str, dict[str, object], str, object]
+"""A plain value of a module: the module's name, its ``__dict__``, the attribute, a copy of it."""
+UNREAD = frozenset(vars(nn.Module())) | {"in_features", "out_features", "elementwise_affine"}
+"""Attributes of torch's layers that no forward of theirs reads."""
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Torch's layers that compute otherwise in train mode."""
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def all_modules(roots: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -187,206 +181,6 @@ class WeightGuard:
                 "wrap the call in torch.no_grad(), or encoder.requires_grad_(False), or call the "
                 "encoder itself"
             )
-
-
-def settle_modes(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that sets torch's modes for captures and calls on ``device``.
-
-    Gradients, inference mode and autocast are off (a replay could not follow autocast, so eager
-    runs do not either), tensors are made on the CPU unless told otherwise, and the encoder's GPU is
-    the current one. Only modes that differ are changed: a whole replay takes the host only tens of
-    microseconds.
-    """
-    modes: list[AbstractContextManager[object]] = []
-    if torch.is_inference_mode_enabled():
-        modes.append(torch.inference_mode(False))
-    if modes or torch.is_grad_enabled():  # leaving inference mode turns gradients on
-        modes.append(torch.no_grad())
-    on_cuda = device.type == "cuda"
-    for kind in ("cpu", "cuda") if on_cuda else ("cpu",):
-        if torch.is_autocast_enabled(kind):
-            modes.append(torch.autocast(kind, enabled=False))
-    if torch.get_default_device().type != "cpu":
-        modes.append(torch.device("cpu"))
-    if on_cuda and torch.cuda.current_device() != device.index:
-        modes.append(torch.cuda.device(device))
-    if not modes:
-        return AS_IT_IS
-    stack = ExitStack()
-    for mode in modes:
-        stack.enter_context(mode)
-    return stack
-
-
-def require_graphable(encoder: object) -> None:
-    """Raise a TypeError unless ``encoder`` is a module with the members of a graphable encoder.
-
-    The members are read one by one: from Python 3.12 on, ``isinstance`` with a protocol does not
-    find the members that a wrapper passes on from the module inside it.
-    """
-    if not isinstance(encoder, nn.Module):
-        kind = "class" if isinstance(encoder, type) else type(encoder).__name__
-        raise TypeError(
-            f"encoder={encoder!r} is a {kind}, not a module: load one first, as "
-            "vitgraph.load_encoder(repo_id) does, or pass an instance with weights"
-        )
-    graphable = cast(GraphableEncoder, encoder)
-    try:
-        _ = (graphable.budget_range, graphable.row_shape, graphable.grid_for, graphable.item_specs)
-        _ = (graphable.prepare_encoder_metadata, graphable.split)
-    except AttributeError as error:
-        raise TypeError(
-            f"{type(encoder).__name__} cannot be replayed as graphs: {error}; it needs "
-            "budget_range, row_shape, grid_for, item_specs, prepare_encoder_metadata and split, "
-            "see vitgraph.GraphableEncoder"
-        ) from error
-
-
-def as_module(encoder: object) -> nn.Module:
-    """Return ``encoder``, checked by :func:`require_graphable`, with the type of a module."""
-    assert isinstance(encoder, nn.Module)
-    return encoder
-
-
-class CallLock:
-    """A lock that a thread may take several times, and that says whether this thread holds it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._times, self._holder = 0, 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._times += 1
-        self._holder = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._times -= 1
-        if not self._times:
-            self._holder = 0
-        self._lock.release()
-
-    def is_held_here(self) -> bool:
-        """Return whether the calling thread holds the lock."""
-        return self._holder == threading.get_ident()
-
-
-def check_alone(lock: CallLock, device: torch.device) -> None:
-    """Raise a RuntimeError if a call may not start now.
-
-    Args:
-        lock: the lock of the graphed encoder; this thread holds it if it is inside a call already.
-        device: the device of the encoder, on which the user may be capturing a graph.
-    """
-    if lock.is_held_here():
-        raise RuntimeError(
-            "a GraphedEncoder was called from inside its own encoder (a forward, a hook): that "
-            "would overwrite the buffers of the call under way; call the encoder itself there"
-        )
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a GraphedEncoder was called while a CUDA graph is being captured, which cannot hold "
-            "its replays: call it before, or capture encoder(pixel_values, encoder_metadata=...)"
-        )
-
-
-def find_weights(encoder: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of the first floating-point weight of 16 bits or more.
-
-    Parameters come before buffers; a ValueError is raised if the encoder has no such weight.
-    """
-    for tensor in chain(encoder.parameters(), encoder.buffers()):
-        # Weights of 8 bits do not say the dtype of pixels, which cannot be cast to 8 bits.
-        if tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-            return tensor.device, tensor.dtype
-    raise ValueError(
-        f"{type(encoder).__name__} has no floating-point parameters or buffers: they say on which "
-        "device and in which dtype its graphs run"
-    )
-
-
-def resolve_backend(backend: Backend, device: torch.device) -> BackendInUse:
-    """Return the backend to use on the encoder's device; "auto" is "cudagraph" on CUDA.
-
-    Raises:
-        ValueError: graphs are asked for on a device that is not CUDA, or torch uses an allocator
-            of device memory that is not its own.
-    """
-    if backend == "cudagraph" and device.type != "cuda":
-        raise ValueError(
-            f'backend="cudagraph" needs the encoder on CUDA, it is on {device}: move it, or use '
-            '"static" or "eager"'
-        )
-    if backend == "auto":
-        backend = "cudagraph" if device.type == "cuda" else "eager"
-    if backend == "cudagraph" and torch.cuda.get_allocator_backend() != "native":
-        raise ValueError(
-            f"graphs need torch's own allocator, this is {torch.cuda.get_allocator_backend()}: "
-            'leave "backend:" out of PYTORCH_ALLOC_CONF, or use backend="eager"'
-        )
-    return backend
-
-
-def require_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise a ValueError unless the setting ``name`` has one of ``choices``, in value and type."""
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
-
-
-def require_table(table: object) -> None:
-    """Raise a ValueError unless the argument ``table`` is "auto", a path or None."""
-    if table is not None and not (isinstance(table, str | os.PathLike) and os.fspath(table)):
-        raise ValueError(f'table={table!r}: must be "auto", a file for measured times, or None')
-
-
-def read_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of outputs without duplicates: fields, and extras such as "blocks.6".
-
-    Raises:
-        ValueError: no names, or a name that is neither a field nor, as extras are, has a dot.
-    """
-    is_sequence = isinstance(outputs, Iterable) and not isinstance(outputs, str)
-    names = tuple(outputs) if is_sequence else ()
-    if not names or any(name not in OUTPUT_FIELDS and "." not in str(name) for name in names):
-        raise ValueError(
-            f"outputs={names or outputs!r}: give a tuple of one or more of "
-            f"{', '.join(OUTPUT_FIELDS)}, as ('pooler_output',), or of a block, as 'blocks.6'"
-        )
-    return tuple(dict.fromkeys(names))
-
-
-def check_pixels(pixel_values: Tensor, row_shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise a ValueError unless pixels are floating-point rows of ``row_shape``, [P, *row_shape].
-
-    They may be on the CPU or on ``device``, the device of the encoder.
-    """
-    if isinstance(pixel_values, Tensor):
-        device_fits = pixel_values.device == device or pixel_values.is_cpu
-        shape = tuple(pixel_values.shape)  # slicing a torch.Size takes longer
-        shape_fits = shape and shape[1:] == row_shape
-        if device_fits and shape_fits and pixel_values.is_floating_point():
-            return
-    raise ValueError(
-        f"pixel_values is {_kind_of(pixel_values)}: the graphs take normalised floating-point rows "
-        f"of shape {row_shape}, on the CPU or {device}; pass what encoder.preprocess returns, or a "
-        "tensor like that (torch.as_tensor, .to)"
-    )
-
-
-def _kind_of(value: object) -> str:
-    """Describe a value for a message: dtype, shape and device of a tensor, else its type."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-    return f"a {type(value).__name__}, not a tensor"
-
-
-ValueSlot: TypeAlias = tuple[str, dict[str, object], str, object]
-"""A plain value of a module: the module's name, its ``__dict__``, the attribute, a copy of it."""
-UNREAD = frozenset(vars(nn.Module())) | {"in_features", "out_features", "elementwise_affine"}
-"""Attributes of torch's layers that no forward of theirs reads."""
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Torch's layers that compute otherwise in train mode."""
 
 
 def is_plain_value(value: object) -> bool:
