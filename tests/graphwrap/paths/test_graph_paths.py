@@ -167,7 +167,7 @@ def test_a_table_holds_every_path_and_serves_no_encoder_of_others(tmp_path: Path
         "image": 6,
         "tiles": 4,
     }
-    with pytest.raises(ValueError, match=r"it has the paths \['image', 'tiles'\], this encoder"):
+    with pytest.raises(ValueError, match=r"it has the paths \['image', 'tiles'\], and this enc"):
         toy().load_table(path)
 
 
