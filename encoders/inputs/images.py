@@ -3,6 +3,8 @@
 The pixels are those of transformers 5.23.0's torchvision-backed processors on the CPU: an image is
 resized as uint8 (``F.interpolate``, bicubic, antialiased, which torchvision runs as well), then
 normalised in float32 with the rescale by 1/255 folded into mean and std. Neither library is needed.
+Where a checkpoint's own processor resizes by Pillow, as those of Kimi-VL, DeepSeek and timm do, the
+filters "pillow_bicubic" and "pillow_bilinear" give Pillow's pixels.
 On a GPU the same integers are computed (``exact_resize``), and the same float32: a difference and a
 quotient are rounded in one way only.
 """
