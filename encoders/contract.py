@@ -301,8 +301,8 @@ class Accelerator(Protocol):
             blocks: those to run, which follow one another in ``stack``.
             hidden: the rows that the first block reads, [T, D] or views [B, .., D].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            read_after: numbers in ``blocks`` of those, beside the last, that return the hidden
-                state; the others may return anything that the next function understands.
+            read_after: indices into ``blocks``: the functions of these blocks and of the last one
+                return the hidden state. The others may return whatever the next function takes.
             call_block: calls a block as a module if the accelerator cannot run it.
             start: the number in ``stack`` of the first of ``blocks``.
 
@@ -321,10 +321,11 @@ class Accelerator(Protocol):
         ...
 
     def metadata_of(self, grids: list[Grid], weight: Tensor, encoder: GraphableEncoder) -> Metadata:
-        """Return the encoder's metadata of ``grids``, or the last if it depends on nothing changed.
+        """Return the encoder's metadata of ``grids``: the last again, or computed anew.
 
-        In the library's classes it depends on the grids, the CUDA stream, and the device and dtype
-        of ``weight``. What that of other classes depends on is not known.
+        Metadata of the library's classes are computed anew for other grids, another CUDA stream, or
+        another device or dtype of ``weight``. Those of other classes are computed in every call,
+        because it is not known what they depend on.
         """
         ...
 

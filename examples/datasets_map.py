@@ -1,4 +1,4 @@
-"""Add a column of vectors to a data set of Hugging Face, with one process per GPU.
+"""Add a column of vectors to a dataset of Hugging Face, with one process per GPU.
 
     python examples/datasets_map.py Qwen/Qwen3-VL-2B-Instruct beans vectors --processes 8
 

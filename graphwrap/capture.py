@@ -174,7 +174,7 @@ class Capturer:
         self._price(graphs, graphs.packer.costs)
 
     def _price(self, graphs: PathGraphs, costs: Costs) -> None:
-        """Pack by these costs from here on, and by none of a budget that was dropped."""
+        """Let packing compare these costs from now on, without those of dropped budgets."""
         usable = graphs.by_budget.keys() | graphs.waiting.keys()
         times = {budget: cost for budget, cost in costs.replays.items() if budget in usable}
         for budget, stats in graphs.stats.items():

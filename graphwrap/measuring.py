@@ -90,9 +90,10 @@ def measure(
 
 
 def spread_sizes(sizes: Iterable[int]) -> list[int]:
-    """Return the sizes that are timed, ascending: the smallest, the largest, and what is far apart.
+    """Return the sizes that are timed, ascending: the smallest, the largest, and some between.
 
-    The others lie between two of them of which the larger is at most ``STEP`` times the smaller.
+    Each size that is not timed lies between two that are, of which the larger is at most ``STEP``
+    times the smaller.
     """
     ascending = sorted(sizes)
     spread = ascending[:1]

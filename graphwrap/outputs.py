@@ -15,7 +15,7 @@ block, an output token, or a segment."""
 
 
 def unit_of(name: str) -> Unit:
-    """Return what the field or extra ``name`` of an output has one entry for."""
+    """Return the unit of which the field or extra ``name`` of an output has one entry each."""
     if is_of_prefix(name):
         return "segments"
     if name == "last_hidden_state":

@@ -152,7 +152,7 @@ def _problem_of_scale(weight: TowerTensor | None, scale: TowerTensor, section: J
 def scale_kind(
     weight: tuple[int, ...], scale: tuple[int, ...], *, blocks: bool = True
 ) -> str | None:
-    """Return what has a scale of its own, from the shapes of weight and scales.
+    """Return the part of a weight that has its own scale, from the shapes of weight and scales.
 
     Args:
         weight: the shape of the weight.

@@ -120,7 +120,7 @@ class FusedBlocks:
             blocks: those to run, which follow one another in ``stack``.
             hidden: the rows that the first block reads, [rows, width] or [views, .., width].
             metadata: the result of the encoder's ``prepare_encoder_metadata``.
-            read_after: numbers in ``blocks`` of those beside the last that return the hidden state.
+            read_after: indices into ``blocks``: these and the last return the hidden state.
             call_block: calls a block that cannot be fused.
             start: the number in ``stack`` of the first of ``blocks``.
 

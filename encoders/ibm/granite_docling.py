@@ -99,7 +99,7 @@ class GraniteDoclingConfig:
 
     @property
     def factors(self) -> dict[RouteName, int]:
-        """The side of a token in patches by the name of the route, of those that there are."""
+        """The side of a token in patches, by the name of each route of this checkpoint."""
         fine: dict[RouteName, int] = {"fine": self.scale_factor // 2} if self.use_fine_route else {}
         return {"coarse": self.scale_factor, **fine}
 

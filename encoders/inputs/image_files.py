@@ -236,7 +236,7 @@ def _bytes_of_opened(file: Readable) -> bytes | None:
 
 
 def _rest_of(file: int) -> Iterator[bytes]:
-    """Yield what is left of a file, in parts."""
+    """Yield the rest of a file, in parts."""
     while part := os.read(file, _PART):
         yield part
 

@@ -17,8 +17,8 @@ Deliberate differences:
 
 - The patch embedding is a Linear over the stored Conv3d weight, which makes the same sums faster
   (``patch_product`` has times). A layer with LoRA or hooks is called as a module instead.
-- Position interpolation adds its four taps in the tower's precision or float32, whichever is
-  wider, both in eager runs and in graphs (SGLang, which changes it in graphs, is off by 17 %).
+- Position interpolation adds its four taps in the tower's dtype or float32, whichever is wider,
+  both in eager runs and in graphs.
 - The rotation multiplies in float32 and rounds to the tower's dtype once.
 """
 

@@ -204,7 +204,7 @@ def _measure(
 
 
 def _about(options: argparse.Namespace, labels: Sequence[str]) -> dict[str, object]:
-    """Return what was measured, by labels."""
+    """Return the settings of a measurement and the number of its images, by name."""
     return {
         "data": options.data,
         "images": len(labels),

@@ -3,7 +3,7 @@
 A run of ``vitgraph embed`` is called a job. Its images are divided into shards, which several
 processes (workers) encode and write as files into one folder.
 
-- ``sources``: lists the images of a folder, list or data set, and reads them
+- ``sources``: lists the images of a folder, list or dataset, and reads them
 - ``workers``: finds out which of the workers this process is
 - ``manifest``: the settings of a job, and the list of its images; ``records``: the types of the
   settings, and of the statistics that are written with each shard

@@ -1,4 +1,4 @@
-"""The activations that a job of ``vitgraph embed`` wrote, as a data set of PyTorch."""
+"""The activations that a job of ``vitgraph embed`` wrote, as a dataset of PyTorch."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class _Found:
                 labels.copy_(further)
 
     def result(self) -> Duplicates:
-        """Return what was found."""
+        """Return the pairs or groups that were found."""
         if self.count <= self._most:
             cosines, order = torch.cat(self._cosines).sort(descending=True, stable=True)
             return Duplicates(self.count, torch.cat(self._pairs)[order], cosines, [])

@@ -1,4 +1,4 @@
-"""``vitgraph embed --fields blocks.1``: activations of patches, and a data set of them."""
+"""``vitgraph embed --fields blocks.1``: activations of patches, and a dataset of them."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
 
     Args:
         estimate: the estimate of the job.
-        source: name of the folder, list or data set of the images.
+        source: name of the folder, list or dataset of the images.
         gpus: number of GPUs for which the table has its only row; None gives a row for each number
             in :data:`GPUS`.
         output_description: what the job writes for each image, such as "vectors [1024], float32".

@@ -1,6 +1,6 @@
 """Lists the images of a source, which is the argument of ``vitgraph embed`` that names images.
 
-A source is a folder, a file name pattern, a list of paths, or a data set of the Hub. All but data
+A source is a folder, a file name pattern, a list of paths, or a dataset of the Hub. All but data
 sets may lie on a remote store. For a tar or parquet file that a pattern or a list names, the images
 inside are listed. Only lists of paths and the headers of tar and parquet files are read here;
 :mod:`.reading` reads the images.
@@ -71,7 +71,7 @@ class Source:
         source: a folder, a file name pattern, a text file of paths, "-" for paths on standard
             input, a tar file, a parquet file, or "hf://datasets/NAME". All but the last may be
             local or an address on a remote store.
-        options: the options for images inside tables, lists and data sets; None takes the defaults.
+        options: the options for images inside tables, lists and datasets; None takes the defaults.
     """
 
     def __init__(self, source: str, options: SourceOptions | None = None) -> None:
@@ -292,7 +292,7 @@ class Source:
         pinned, version = pin_dataset(name)
         options = self.options
         table = DataSet(pinned, version, options.column, options.subset, options.split)
-        self.notes.append(f"data set {pinned}")
+        self.notes.append(f"dataset {pinned}")
         return self._rows(table, DATASET + pinned, version, options.split)
 
 

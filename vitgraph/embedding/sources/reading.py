@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class SourceOptions(NamedTuple):
-    """The options for images inside tables and data sets, and for file names in lists and table
+    """The options for images inside tables and datasets, and for file names in lists and table
     cells.
     """
 
     column: str = "image"
-    """The name of the column with the images in parquet files and data sets."""
+    """The name of the column with the images in parquet files and datasets."""
     subset: str | None = None
-    """The name of the configuration (subset) of a data set."""
+    """The name of the configuration (subset) of a dataset."""
     split: str = "train"
-    """The name of the split of a data set."""
+    """The name of the split of a dataset."""
     any_path: bool = False
     """Whether a list or a table may name files outside the folder in which it lies."""
     fetch_urls: bool = False
@@ -49,7 +49,7 @@ class File(NamedTuple):
     """One image or clip of an embedding job, and where its bytes are."""
 
     key: str
-    """The name of the image in the results: its path relative to the folder, list or data set that
+    """The name of the image in the results: its path relative to the folder, list or dataset that
     ``vitgraph embed`` was given, with forward slashes."""
     path: str
     """Absolute path or address of the image file, or of the tar file or table that holds the image.

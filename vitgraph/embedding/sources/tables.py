@@ -1,4 +1,4 @@
-"""Images in table columns, of parquet files or of data sets that the ``datasets`` package reads."""
+"""Images in table columns, of parquet files or of datasets that the ``datasets`` package reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as arrow
 
 DATASET = "hf://datasets/"
-"""The beginning of the address of a data set of the Hub."""
+"""The beginning of the address of a dataset of the Hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -86,14 +86,14 @@ class ParquetTable:
 
 
 class DataSet:
-    """A column of images in a data set; the images are not decoded.
+    """A column of images in a dataset; the images are not decoded.
 
     Args:
         name: repo id on the Hub followed by ``@`` and a commit, or a local folder.
         version: the text that :func:`pin_dataset` returned for a local folder, which changes with
             its files; empty for a repo.
         column: name of the column with the images.
-        subset: configuration of the data set; None takes the default configuration.
+        subset: configuration of the dataset; None takes the default configuration.
         split: name of the split, such as "train".
 
     Raises:
@@ -139,7 +139,7 @@ def require_datasets(name: str) -> None:
     """Check that the ``datasets`` package is installed.
 
     Args:
-        name: name of the data set to read, for the error message.
+        name: name of the dataset to read, for the error message.
 
     Raises:
         ValueError: the package is not installed.
@@ -149,7 +149,7 @@ def require_datasets(name: str) -> None:
 
 
 def pin_dataset(name: str) -> tuple[str, str]:
-    """Look up the commit of a data set, so that all workers of a job read the same version of it.
+    """Look up the commit of a dataset, so that all workers of a job read the same version of it.
 
     Args:
         name: repo id on the Hub, optionally followed by ``@`` and a revision, or a local folder.
@@ -171,14 +171,14 @@ def pin_dataset(name: str) -> tuple[str, str]:
 
 
 def hub_commit(repo: str, revision: str = "") -> str:
-    """Ask the Hub for the commit of a data set.
+    """Ask the Hub for the commit of a dataset.
 
     Args:
-        repo: repo id of the data set.
+        repo: repo id of the dataset.
         revision: branch, tag or commit; empty for the main branch.
 
     Raises:
-        ValueError: there is no such data set or revision, or the Hub cannot be reached; the message
+        ValueError: there is no such dataset or revision, or the Hub cannot be reached; the message
             suggests that the user names a commit.
     """
     from huggingface_hub import HfApi
@@ -197,15 +197,15 @@ def hub_commit(repo: str, revision: str = "") -> str:
 
 
 def is_dataset(source: str) -> bool:
-    """Return whether a source is a whole data set, on the Hub or in a local folder, and not single
-    files of a data set.
+    """Return whether a source is a whole dataset, on the Hub or in a local folder, and not single
+    files of a dataset.
     """
     name = source.removeprefix(DATASET).partition("@")[0]
     return source.startswith(DATASET) and (os.path.isdir(name) or name.strip("/").count("/") < 2)
 
 
 def pin_files(url: str) -> str:
-    """Return an address of files in a data set of the Hub with the commit of the data set added.
+    """Return an address of files in a dataset of the Hub with the commit of the dataset added.
 
     Args:
         url: ``hf://datasets/OWNER/NAME/PATH``, optionally with ``@`` and a revision after NAME.
@@ -227,10 +227,10 @@ def _state_of(folder: str) -> str:
 
 
 def require_column(name: str, column: str, names: Sequence[str]) -> None:
-    """Check that a file or data set has a column.
+    """Check that a file or dataset has a column.
 
     Args:
-        name: name of the file or data set, for the error message.
+        name: name of the file or dataset, for the error message.
         column: the column that must exist.
         names: the existing columns.
 

@@ -1,4 +1,4 @@
-"""``vitgraph embed`` on images inside tar files, parquet files and data sets."""
+"""``vitgraph embed`` on images inside tar files, parquet files and datasets."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_file_that_looks_like_a_pattern_is_a_file(images: list[bytes], tmp_pat
     assert (file.key, read(file)) == ("[x].tar/a.png", images[1])
 
 
-# --- data sets ------------------------------------------------------------------------------------
+# --- datasets ------------------------------------------------------------------------------------
 
 
 @pytest.mark.integrations
