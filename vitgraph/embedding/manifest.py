@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from uuid import uuid4
 
@@ -179,7 +180,7 @@ class FileList:
 
 
 def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) -> Listed:
-    """Write the list of image files of a job, one by one, without holding all of them in memory.
+    """Write the list of image files of a job, holding those of one shard in memory at a time.
 
     Args:
         storage: the folder of the job.
@@ -189,16 +190,19 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
     Returns:
         The fields of a :class:`Manifest` that depend only on the image files.
     """
-    starts, keys = list[int](), hashlib.sha256()
+    starts, keys, left = list[int](), hashlib.sha256(), iter(files)
     count = size = offset = 0
     name = f"{_LIST}{uuid4().hex[:8]}.jsonl"
     with storage.writing(name) as path, open(path, "wb") as out:
-        for count, file in enumerate(files, start=1):
-            if count % items_per_shard == 1 or items_per_shard == 1:
-                starts.append(offset)
-            keys.update(_as_bytes(file.key))
-            size += max(file.size, 0)
-            offset += out.write(json.dumps(file).encode() + b"\n")
+        while some := list(islice(left, items_per_shard)):
+            starts.append(offset)
+            count += len(some)
+            size += sum(max(file.size, 0) for file in some)
+            keys.update(b"".join(_as_bytes(file.key) for file in some))
+            # One call for all of them takes half the time. A line begins and ends with a string,
+            # and JSON writes a backslash before a quote in a string: only lines are divided here.
+            lines = json.dumps(some)[1:-1].replace('"], ["', '"]\n["')
+            offset += out.write(lines.encode() + b"\n")
         out.write(json.dumps(starts).encode() + b"\n")
     list_record: ListedFiles = {"name": name, "index": offset, "bytes": size, "said": []}
     return Listed(count, keys.hexdigest(), list_record)

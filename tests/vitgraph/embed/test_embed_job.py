@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,10 @@ from tests.support.hub.server import HubServer
 from tests.support.processes.own import start
 from vitgraph import EmbedBatch
 from vitgraph.cli import main
+from vitgraph.embedding.manifest import FileList, Manifest, digest_keys, write_list
+from vitgraph.embedding.records import JobSettings
 from vitgraph.embedding.sources.listing import Source
+from vitgraph.embedding.sources.reading import File
 from vitgraph.embedding.storage import LocalFolder
 from vitgraph.features import load_embeddings
 from vitgraph.seeded import write_seeded_checkpoint
@@ -79,6 +82,19 @@ def test_a_manifest_is_created_once_whatever_comes_at_the_same_time(tmp_path: Pa
     assert not folder.create("manifest.json", b"second")
     assert folder.names() == ["manifest.json"]
     assert folder.read("manifest.json") == b"first"
+
+
+def test_the_list_of_a_job_has_one_line_per_file_whatever_its_name(tmp_path: Path) -> None:
+    names = ['"], ["', '\\"], [\\"', 'a"', '["b', "c\n", "ü\udc80.png", "", "d"]
+    files = [File(name, f"/{name}", number, f"{number} 0") for number, name in enumerate(names)]
+    folder, settings = LocalFolder(tmp_path), cast("JobSettings", {})
+    listed = write_list(folder, files, items_per_shard=3)
+    found = FileList(folder, Manifest(settings, listed.items, 3, listed.keys, listed.files))
+    assert [file for number in range(3) for file in found.shard(number)] == files
+    *lines, _ = folder.read(listed.files["name"]).decode().split("\n")[:-1]
+    assert lines == [json.dumps(file) for file in files]
+    assert (listed.items, listed.keys) == (len(files), digest_keys(names))
+    assert listed.files["bytes"] == sum(range(len(files)))
 
 
 def test_who_comes_second_compares_and_is_refused(

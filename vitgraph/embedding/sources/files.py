@@ -98,7 +98,7 @@ def open_regular(path: str, version: str = "") -> Iterator[IO[bytes]]:
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _NONBLOCK)) as file:
         _require_regular(path, os.fstat(file.fileno()))
         yield file
-        if version and version != _state(os.fstat(file.fileno())):
+        if version and version != version_from(os.fstat(file.fileno())):
             raise OSError(_changed(path))
 
 
@@ -151,7 +151,7 @@ def version_of(path: str) -> str:
     if not is_remote(path):
         state = os.stat(path)
         _require_regular(path, state)
-        return _state(state)
+        return version_from(state)
     fs, path_in_store = open_filesystem(path)
     with explaining(path):
         return version_in(fs.info(path_in_store))
@@ -163,7 +163,8 @@ def version_in(info: Mapping[str, object]) -> str:
     return f"{info.get('size')} {next(states, '')}"
 
 
-def _state(state: os.stat_result) -> str:
+def version_from(state: os.stat_result) -> str:
+    """Return the text of :func:`version_of` for a local file, from what ``os.stat`` gave."""
     return f"{state.st_size} {state.st_mtime_ns}"
 
 

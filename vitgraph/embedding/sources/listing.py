@@ -33,6 +33,7 @@ from .files import (
     open_filesystem,
     path_beside,
     read_file,
+    version_from,
     version_in,
     version_of,
 )
@@ -150,7 +151,7 @@ class Source:
         """Yield the image files below a local folder, sorted by key; hidden files are skipped.
 
         Until all files are sorted, each is held in memory as one short text. A NUL character comes
-        between the key and the other fields, so that the texts sort in the order of the keys.
+        between the key and the version, so that the texts sort in the order of the keys.
 
         Raises:
             OSError: a folder below ``root`` cannot be read, so images would be missing unnoticed.
@@ -162,17 +163,17 @@ class Source:
             try:
                 state = entry.stat()
             except OSError:  # a broken link stays in the list; reading it reports its name
-                lines.append(f"{key}\0-1\0")
+                lines.append(f"{key}\0")
                 continue
             if stat.S_ISREG(state.st_mode):
-                lines.append(f"{key}\0{state.st_size}\0{state.st_mtime_ns}")
+                lines.append(f"{key}\0{version_from(state)}")
             else:
                 self.left_out.counts["pipes or devices"] += 1
         lines.sort()
+        start = os.path.join(root, "")
         for text in lines:
-            key, size, time_ns = text.split("\0")
-            version = f"{size} {time_ns}" if time_ns else ""
-            yield File(key, os.path.join(root, key), int(size), version)
+            key, version = text.split("\0")
+            yield File(key, start + key, int(version.partition(" ")[0] or -1), version)
 
     def _find_remote(self, url: str) -> Iterator[File]:
         name = posixpath.basename(urlsplit(url).path)

@@ -26,6 +26,7 @@ CLIP_SUFFIXES = frozenset(
     )
 )
 """The file suffixes that mark clips (videos); PIL reads none of these formats as an image."""
+_CLIP_ENDINGS = tuple(CLIP_SUFFIXES)
 _CLIP_HEADS = (
     (0, b"\x1aE\xdf\xa3"),  # Matroska and WebM
     (8, b"AVI "),
@@ -46,14 +47,19 @@ def suffixes() -> frozenset[str]:
     return _SUFFIXES | _HEIF if find_spec("pillow_heif") else _SUFFIXES
 
 
+def _suffix(name: str) -> str:
+    return posixpath.splitext(name)[1].lower()
+
+
 def is_clip(name: str) -> bool:
     """Return whether a file name has the suffix of a clip, such as ``.mp4``."""
-    return posixpath.splitext(name)[1].lower() in CLIP_SUFFIXES
+    # Most names are those of images, and `splitext` takes twice as long as `endswith`.
+    return name.lower().endswith(_CLIP_ENDINGS) and _suffix(name) in CLIP_SUFFIXES
 
 
 def is_media(name: str) -> bool:
     """Return whether a file name has the suffix of an image or a clip."""
-    return is_clip(name) or posixpath.splitext(name)[1].lower() in _SUFFIXES | _HEIF
+    return is_clip(name) or _suffix(name) in _SUFFIXES | _HEIF
 
 
 def holds_clip(cell: object) -> bool:
@@ -84,7 +90,7 @@ class LeftOut:
 
     def takes(self, name: str) -> bool:
         """Return whether a file name has the suffix of an item; count the file if it has not."""
-        suffix = posixpath.splitext(name)[1].lower()
+        suffix = _suffix(name)
         taken = suffix in self.suffixes
         if not taken:
             self.counts[suffix or "without a suffix"] += 1
