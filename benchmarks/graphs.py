@@ -41,7 +41,8 @@ from graphwrap.costs import Costs
 from graphwrap.packing import Packer
 from graphwrap.replay import Cache, Executor
 from tests.oracles import BY_NAME, Grids
-from vitgraph.timing import medians, random_pixels
+from vitgraph.timing import medians
+from vitgraph.timing import random_pixels as draw
 
 GRAPHED = ["Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen2-VL-7B", "InternViT-300M"]
 LATENCY_TOKENS = (64, 128, 196, 256, 400, 576, 784, 1024, 1568, 2048, 3136, 4096)
@@ -197,7 +198,7 @@ def workload(
         grids: the patch grids of its images.
         runs: number of timed runs.
     """
-    pixels = random_pixels(encoder, grids)
+    pixels = draw(encoder, grids)
     calls = {
         "hf_eager_ms": hf_call(tower, reference, pixels, grids),
         "eager_ms": lambda: encoder(pixels, grids),
@@ -237,7 +238,7 @@ def latencies(fast: VisionEncoder, graphed: GraphedEncoder, runs: int) -> list[d
     rows = []
     for tokens in LATENCY_TOKENS:
         grids = [list(fast.grid_for(tokens))]
-        pixels = random_pixels(fast, grids)
+        pixels = draw(fast, grids)
         forget_plans(executor)
         executor.graphs.packer = forced
         calls = {

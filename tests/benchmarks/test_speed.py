@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks.graphs import hf_call
+from benchmarks.graphs import draw, hf_call
 from benchmarks.measuring.machine import read_commit, version_of
 from benchmarks.never_slower import forced_replay
 from benchmarks.speed import __main__ as speed
@@ -25,7 +25,7 @@ from graphwrap import GraphedEncoder
 from tests.oracles import BY_NAME, build_encoder, build_pair
 from tests.support.commands.command_line import Cli
 from vitgraph.commands import bench_speed
-from vitgraph.timing import milliseconds, random_pixels
+from vitgraph.timing import milliseconds
 
 
 def run_of(ms: float) -> dict[str, float]:
@@ -162,7 +162,7 @@ def test_forced_replay_never_runs_eagerly() -> None:
     encoder = build_encoder(BY_NAME["qwen3_vl"], BY_NAME["qwen3_vl"].tiny)
     graphed = GraphedEncoder(encoder, [16, 64], backend="static").capture(progress=False)
     grids = [[1, 4, 6]]
-    pixels = random_pixels(encoder, grids)
+    pixels = draw(encoder, grids)
     output = forced_replay(graphed)(pixels, grids)
     assert torch.equal(output.pooler_output, graphed(pixels, grids).pooler_output)
     assert graphed.stats().eager_calls == 0

@@ -47,7 +47,7 @@ _CLASSES = {
 
 
 def embed_texts(
-    repo_id_or_path: str | os.PathLike[str],
+    repo: str | os.PathLike[str],
     texts: Sequence[str],
     *,
     normalize: bool = False,
@@ -68,7 +68,7 @@ def embed_texts(
     tokens.
 
     Args:
-        repo_id_or_path: repo id or folder of a whole CLIP, MetaCLIP, SigLIP or SigLIP2 model.
+        repo: repo id or folder of a whole CLIP, MetaCLIP, SigLIP or SigLIP2 model.
         texts: the texts.
         normalize: divide each vector by its L2 norm.
         device: where the text half runs, as for :func:`vitgraph.load_encoder`.
@@ -93,7 +93,7 @@ def embed_texts(
         raise ValueError(f"normalize={normalize!r}: must be True or False")
     require_transformers()
     half = read_text_half(
-        repo_id_or_path,
+        repo,
         revision=revision,
         subfolder=subfolder,
         cache_dir=cache_dir,

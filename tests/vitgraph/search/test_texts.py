@@ -70,7 +70,7 @@ def test_scores_are_those_of_transformers(model: Models, kind: str) -> None:
     assert distance(vectors, getattr(texts, "pooler_output", texts)) <= 1e-5
     ours = F.normalize(heads) @ F.normalize(vectors).T
     assert (ours - cosines).abs().max() <= 1e-5
-    length_1 = vitgraph.embed_texts(folder, TEXTS, normalize=True, batch_size=1)
+    length_1 = vitgraph.embed_texts(repo=folder, texts=TEXTS, normalize=True, batch_size=1)
     torch.testing.assert_close(length_1, F.normalize(vectors))
     assert vitgraph.embed_texts(folder, []).shape == (0, vectors.shape[1])
 
