@@ -473,7 +473,13 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
         if not isinstance(encoder, EncodesItems):
             return own
         inner = encoder.item_encoder()
-        return replace(own, stager=inner.stager, head=inner.head, class_token=inner.class_token)
+        return replace(
+            own,
+            stager=inner.stager,
+            head=inner.head,
+            pixel_dtype=inner.pixel_dtype,
+            class_token=inner.class_token,
+        )
 
     def _call_path(self, name: str, pixel_values: Tensor, grid_thw: GridLike) -> PartialOutput:
         return self._encode({name: (pixel_values, grid_thw)})[name]

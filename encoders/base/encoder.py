@@ -218,6 +218,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
             self.device,
             stager=stager,
             head=self.pooling_head,
+            pixel_dtype=self.dtype if self.dtype.itemsize == 2 else torch.float32,
             class_token=self.class_token,
         )
 

@@ -168,8 +168,15 @@ class StagedPreprocessor(ABC):
         return None
 
     @abstractmethod
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise items and cut them, on the device that their pixels are on."""
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
+        """Normalise items and cut them, on the device that their pixels are on.
+
+        Args:
+            items: what :meth:`stage` returned.
+            dtype: the dtype to which the normalised pixels, float32, are rounded.
+        """
 
     def __call__(
         self,
@@ -220,11 +227,11 @@ def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) ->
         device: the device on which the images are to lie in the end.
 
     Returns:
-        Flat tensors of one image, or of several after each other.
+        Contiguous tensors of one image, or a flat one of several after each other.
     """
     tensors = [image for image in images if isinstance(image, Tensor)]
     if len(tensors) == len(images) and all(image.is_cuda for image in tensors):
-        return [image.reshape(-1) for image in tensors]
+        return tensors
     if len(images) == len(tensors) == 1:
         (rows,) = tensors
         if rows.is_contiguous() and (device.type != "cuda" or rows.is_pinned()):
@@ -352,7 +359,7 @@ def split_planned(images: Sequence[Tensor], planned: Sequence[PlannedImage]) -> 
     """Return the bytes of each image, of tensors with one or several of them.
 
     Args:
-        images: flat uint8 tensors of one image, or of several after each other.
+        images: contiguous uint8 tensors of one image, or flat ones of several after each other.
         planned: how each image is resized, which says its size.
     """
     sizes = iter([one.nbytes for one in planned])
@@ -498,49 +505,44 @@ def fold_mean_std(mean: PerChannel, std: PerChannel) -> tuple[Tensor, Tensor]:
     return mean_std[0], mean_std[1]
 
 
-def normalize(pixels: Tensor, mean: PerChannel, std: PerChannel, axis: int = 1) -> Tensor:
-    """Normalise pixels on their device; for uint8 the result is the same on all devices.
+def normalize(
+    pixels: Tensor,
+    mean: PerChannel,
+    std: PerChannel,
+    axis: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Normalise pixels on their device, in float32; the result is the same on all devices.
 
     Args:
         pixels: uint8 or float32 from 0 to 255, with the three channels on ``axis``.
         mean: mean of each channel, of pixels from 0 to 1.
         std: standard deviation of each channel, of pixels from 0 to 1.
         axis: the axis of the channels.
+        dtype: the dtype to which the result is rounded.
 
     Returns:
-        float32, shaped as ``pixels``, contiguous.
+        A tensor of ``dtype``, shaped as ``pixels``, contiguous.
     """
+    if type(pixels) is Tensor and is_exact_on(pixels.device):
+        from .normalize_kernel import normalize_rows
+
+        out = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
+        normalize_rows(pixels, out, *_folded(mean, std), axis)
+        return out
     out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
-    shape = tuple([3 if n == axis else 1 for n in range(pixels.ndim)])
-    # On the CPU they are made anew; those of a fake tensor would be kept for real ones.
-    make = _kept_mean_std if pixels.is_cuda and type(pixels) is Tensor else _mean_std
-    low, scale = make(mean, std, shape, pixels.device, _cuda_stream(pixels.device))
-    if pixels.device != CPU:  # in two launches: Python waits for each
-        return torch.sub(pixels, low, out=out).div_(scale)
+    shape = [3 if n == axis else 1 for n in range(pixels.ndim)]
+    low, scale = (one.view(shape).to(pixels.device) for one in fold_mean_std(mean, std))
     for source, target in _strips(pixels, out, _STRIP):
         target.copy_(source).sub_(low).div_(scale)
-    return out
+    return out.to(dtype)
 
 
-def _mean_std(
-    mean: PerChannel,
-    std: PerChannel,
-    shape: tuple[int, ...],
-    device: torch.device,
-    cuda_stream: int,
-) -> tuple[Tensor, Tensor]:
-    """Return mean and std on the scale 0 to 255, float32 of this shape, on a device.
-
-    A CUDA stream has tensors of its own, which it has copied before it reads them.
-    """
-    mean_std = torch.stack(fold_mean_std(mean, std)).view(2, *shape)
-    if device.type == "cuda":  # a copy from pageable memory would wait for all work on the GPU
-        mean_std = mean_std.pin_memory()
-    mean_std = mean_std.to(device, non_blocking=True)
-    return mean_std[0], mean_std[1]
-
-
-_kept_mean_std = lru_cache(maxsize=64)(_mean_std)
+@lru_cache(maxsize=64)
+def _folded(mean: PerChannel, std: PerChannel) -> tuple[Sequence[float], Sequence[float]]:
+    """Return what :func:`fold_mean_std` does as numbers."""
+    low, scale = fold_mean_std(mean, std)
+    return low.tolist(), scale.tolist()
 
 
 def look_up(pixels: Tensor, levels: Tensor, axis: int) -> Tensor:
@@ -568,15 +570,12 @@ def _strips(pixels: Tensor, out: Tensor, size: int) -> Iterator[tuple[Tensor, Te
     return zip(pixels.split(rows), out.split(rows), strict=True)
 
 
-def _cuda_stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
-
-
 def finish_path(
     parts: Sequence[StagedPath],
     cut: Callable[[Tensor], Tensor],
     axis: int,
     row: Sequence[int],
+    dtype: torch.dtype,
     device: torch.device = CPU,
 ) -> Tensor:
     """Normalise the pixels of several items for one input path, and cut them into rows.
@@ -587,14 +586,16 @@ def finish_path(
             three channels on ``axis``.
         axis: the axis of the channels.
         row: the shape of a row. A row of one axis is flattened after it is normalised.
+        dtype: the dtype of the result.
         device: the device of the result if there are no items.
 
     Returns:
-        float32 [rows, *row].
+        [rows, *row].
     """
-    made = [torch.empty(0, *row, device=device)] if not parts else []
+    made = [torch.empty(0, *row, dtype=dtype, device=device)] if not parts else []
     for (mean, std, _), group in groupby(parts, lambda part: (*part[2:], part.pixels.dtype)):
-        normal = normalize(_cut_all([part.pixels for part in group], cut), mean, std, axis)
+        rows = _cut_all([part.pixels for part in group], cut)
+        normal = normalize(rows, mean, std, axis, dtype)
         made.append(normal.flatten(1) if len(row) == 1 else normal)
     return made[0] if len(made) == 1 else torch.cat(made)
 

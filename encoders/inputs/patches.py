@@ -220,11 +220,13 @@ class PatchPreprocessor(StagedPreprocessor):
         """Return the rules of images within the bounds of a call."""
         return self.images.bounded(limits.min_pixels, limits.max_pixels)
 
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
         """Normalise items and cut them into patches [P, 3*F*p*p], on the device of their pixels."""
         parts = [item.paths["image"] for item in items]
         width = 3 * self.temporal_patch_size * self.patch_size**2
-        rows = finish_path(parts, self._cut, 2 if self.channels_last else 1, (width,))
+        rows = finish_path(parts, self._cut, 2 if self.channels_last else 1, (width,), dtype)
         return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:

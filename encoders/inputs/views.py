@@ -157,28 +157,33 @@ class ViewPreprocessor(StagedPreprocessor):
             paths[name] = StagedPath(stack_frames(pixels, device), grid, *mean_std)
         return StagedItem(paths, views.tiles, views.image_size)
 
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
         """Normalise the views of items for each input path, on the device of their pixels."""
         device = items[0].paths["image"].pixels.device if items else CPU
         paths = {}
         for name, side in self.sides.items():
             users = tuple(n for n, item in enumerate(items) if name in item.paths)
             parts = [items[n].paths[name] for n in users]
-            rows = self.rows(parts, side, device)
+            rows = self.rows(parts, side, dtype, device)
             paths[name] = PathInputs(rows, grid_tensor([part.grid for part in parts]), users)
         tilings = [item.tiles for item in items if item.tiles is not None]
         sizes = [item.image_size for item in items if item.image_size is not None]
         return VisionInputs(*paths.pop("image")[:2], tilings, paths, sizes or None)
 
-    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
-        """Return the normalised views of one input path, float32 [n, 3, side, side].
+    def rows(
+        self, parts: Sequence[StagedPath], side: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return the normalised views of one input path, [n, 3, side, side].
 
         Args:
             parts: the views of each item that has some for this path.
             side: the side of a view in pixels.
+            dtype: the dtype of the result.
             device: the device of the result if there are no items.
         """
-        return finish_path(parts, channels_first, 1, (3, side, side), device)
+        return finish_path(parts, channels_first, 1, (3, side, side), dtype, device)
 
     def read(
         self, images: ImagesLike, videos: VideosLike, limits: Limits, device: torch.device = CPU
@@ -280,13 +285,19 @@ class StretchedViews(OneView):
 
 
 def patch_rows(
-    parts: Sequence[StagedPath], patch_size: int, device: torch.device, *, channels_last: bool
+    parts: Sequence[StagedPath],
+    patch_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    channels_last: bool,
 ) -> Tensor:
-    """Return the normalised patches of views, float32 [P, 3*p*p] for patches of side p.
+    """Return the normalised patches of views, [P, 3*p*p] for patches of side p.
 
     Args:
         parts: the views of each item that has some for this path, [n, H, W, 3].
         patch_size: the side of a patch in pixels.
+        dtype: the dtype of the result.
         device: the device of the result if there are no items.
         channels_last: whether a row has the axes row, column, channel, not channel, row, column.
     """
@@ -296,4 +307,4 @@ def patch_rows(
         pattern = f"i n (h p) (w q) c -> (i n h w) {row}"
         return rearrange(views, pattern, p=patch_size, q=patch_size)
 
-    return finish_path(parts, cut, 2 if channels_last else 1, (3 * patch_size**2,), device)
+    return finish_path(parts, cut, 2 if channels_last else 1, (3 * patch_size**2,), dtype, device)

@@ -139,10 +139,12 @@ class TilePreprocessor(StagedPreprocessor):
             items.append(StagedItem({"image": StagedPath(pixels, grid, *mean_std)}, tiling))
         return items
 
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
-        """Normalise the tiles of items, float32 [n, 3, s, s], on the device of their pixels."""
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
+        """Normalise the tiles of items, [n, 3, s, s], on the device of their pixels."""
         parts, size = [item.paths["image"] for item in items], self.image_size
-        pixels = finish_path(parts, channels_first, 1, (3, size, size))
+        pixels = finish_path(parts, channels_first, 1, (3, size, size), dtype)
         tilings = [item.tiles for item in items if item.tiles is not None]
         return VisionInputs(pixels, grid_tensor([part.grid for part in parts]), tilings)
 

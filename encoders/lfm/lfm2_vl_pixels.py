@@ -207,15 +207,18 @@ class PatchTilesPreprocessor(ViewPreprocessor):
         )
         return new_height * new_width <= 2 * self.max_pixels
 
-    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
-        """Return the normalised patches of one input path, float32 [P, p*p*3].
+    def rows(
+        self, parts: Sequence[StagedPath], side: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return the normalised patches of one input path, [P, p*p*3].
 
         Args:
             parts: the views of each item that has some for this path.
             side: not used here; the side of a view in pixels, for other families.
+            dtype: the dtype of the result.
             device: the device of the result if there are no items.
         """
-        return patch_rows(parts, self.patch_size, device, channels_last=True)
+        return patch_rows(parts, self.patch_size, dtype, device, channels_last=True)
 
 
 def whole_size(

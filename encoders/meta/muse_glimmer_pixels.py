@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import torch
 from torch import Tensor
 
 from ..data import Grid, VisionInputs
@@ -70,11 +71,13 @@ class CellPreprocessor(PatchPreprocessor):
         )
         return cls(patch_size, frames, 1, images, videos, token_size=token_size)
 
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
         """Normalise items and cut them into patches [P, F*3*p*p], on the device of their pixels."""
         parts = [item.paths["image"] for item in items]
         width = 3 * self.temporal_patch_size * self.patch_size**2
-        rows = finish_path(parts, self._cut, 2, (width,))
+        rows = finish_path(parts, self._cut, 2, (width,), dtype)
         return VisionInputs(rows, grid_tensor([part.grid for part in parts]))
 
     def _cut(self, frames: Tensor) -> Tensor:

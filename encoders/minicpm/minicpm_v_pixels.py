@@ -159,15 +159,18 @@ class SlicePreprocessor(ClipViewPreprocessor):
             width = int(height * aspect)
         return to_multiple(height, self.factor), to_multiple(width, self.factor)
 
-    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
-        """Return the normalised patches of one input path, float32 [P, 3*p*p].
+    def rows(
+        self, parts: Sequence[StagedPath], side: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return the normalised patches of one input path, [P, 3*p*p].
 
         Args:
             parts: the views of each item that has some for this path.
             side: not used here; the side of a view in pixels, for other families.
+            dtype: the dtype of the result.
             device: the device of the result if there are no items.
         """
-        return patch_rows(parts, self.patch_size, device, channels_last=False)
+        return patch_rows(parts, self.patch_size, dtype, device, channels_last=False)
 
 
 def to_multiple(length: float, unit: int) -> int:

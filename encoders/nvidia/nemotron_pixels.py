@@ -134,9 +134,11 @@ class NemotronPreprocessor(PatchPreprocessor):
             return len(frames) // rules.joined_frames, *even_grid_near(*size, high)
         return 1, *even_grid(height / self.patch_size, width / self.patch_size, low, high)
 
-    def finish(self, items: Sequence[StagedItem]) -> VisionInputs:
+    def finish(
+        self, items: Sequence[StagedItem], dtype: torch.dtype = torch.float32
+    ) -> VisionInputs:
         """Normalise items and cut them into patches [P, columns], on the device of their pixels."""
-        inputs, joined = super().finish(items), self.videos.joined_frames
+        inputs, joined = super().finish(items, dtype), self.videos.joined_frames
         frames = inputs.pixel_values
         if joined == 1:
             return inputs
@@ -240,15 +242,18 @@ class NemotronTilesPreprocessor(OnePathViews, ClipViewPreprocessor):
             tiles.append(resize(source, side, side, self.resample))
         return Views({"image": tiles}, (columns, rows, whole))
 
-    def rows(self, parts: Sequence[StagedPath], side: int, device: torch.device) -> Tensor:
-        """Return the normalised patches of the tiles, float32 [P, 3*p*p].
+    def rows(
+        self, parts: Sequence[StagedPath], side: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return the normalised patches of the tiles, [P, 3*p*p].
 
         Args:
             parts: the tiles of each item.
             side: not used here; the side of a view in pixels, for other families.
+            dtype: the dtype of the result.
             device: the device of the result if there are no items.
         """
-        return patch_rows(parts, self.patch_size, device, channels_last=False)
+        return patch_rows(parts, self.patch_size, dtype, device, channels_last=False)
 
 
 def even_grid_near(height: int, width: int, patches: int) -> tuple[int, int]:

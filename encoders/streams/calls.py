@@ -88,6 +88,9 @@ class ItemEncoder(Generic[Output]):
     views of the static buffers of a CUDA graph."""
     head: PoolingHead | None = None
     """The encoder's learned head (of SigLIP), which ``pool="head"`` needs; None without one."""
+    pixel_dtype: torch.dtype = torch.float32
+    """The dtype of the pixels that ``stager`` makes: the encoder's if that has 16 bits, since the
+    encoder would round float32 to it."""
     class_token: bool = False
     """Whether the first row of ``"prefix"`` is a class token, which ``pool="cls"`` needs."""
 
@@ -124,7 +127,8 @@ class ItemEncoder(Generic[Output]):
         """
         if self.stager is None or self.device.type != "cuda":
             return self.encoder.preprocess(images, videos, **limits._asdict())
-        return self.stager.finish(self.stager.stage(images, videos, limits, self.device))
+        staged = self.stager.stage(images, videos, limits, self.device)
+        return self.stager.finish(staged, self.pixel_dtype)
 
     def tokens(self, inputs: VisionInputs) -> int:
         """Return the number of output tokens of preprocessed items, over all input paths."""

@@ -662,7 +662,7 @@ class _Stream:
         plain = [item.inputs for item in items if isinstance(item.inputs, VisionInputs)]
         if self.stager is not None:
             self.queue.take({item.staged for item in items})
-            return self.stager.finish(staged_inputs)
+            return self.stager.finish(staged_inputs, self.item_encoder.pixel_dtype)
         rows = [path.pixel_values for inputs in plain for path in inputs.paths.values()]
         sent = iter(self.queue.send(rows))
         return join_inputs([inputs.with_pixels(lambda _: next(sent)) for inputs in plain])

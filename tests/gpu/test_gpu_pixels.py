@@ -98,8 +98,12 @@ def test_normalised_levels_have_the_bits_of_the_cpu() -> None:
     dice = random.Random(0)
     for _ in range(100):
         drawn = [(dice.random(), dice.random(), dice.random() + 0.01) for _ in range(2)]
-        found = normalize(levels.cuda(), drawn[0], drawn[1])
-        assert torch.equal(found.cpu(), normalize(levels, drawn[0], drawn[1])), drawn
+        wanted = normalize(levels, drawn[0], drawn[1])
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            found = normalize(levels.cuda(), drawn[0], drawn[1], dtype=dtype)
+            assert torch.equal(found.cpu(), wanted.to(dtype)), drawn
+        rows = levels.movedim(1, -1).contiguous().movedim(-1, 1)
+        assert torch.equal(normalize(rows.cuda(), *drawn).cpu(), wanted), drawn
 
 
 def check_equal(name: str, made: VisionInputs, wanted: VisionInputs) -> None:

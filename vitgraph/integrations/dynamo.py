@@ -265,12 +265,12 @@ class Encoder(VisionEncoderBackend[str, Prepared, Artifact]):  # type: ignore[mi
         Images that are only resized so far are normalised and divided into patches there.
         """
         graphed = self._built()
-        device, stager = graphed.device, graphed.item_encoder().stager
+        device, item_encoder = graphed.device, graphed.item_encoder()
         staged_items = [item for item in items if isinstance(item, StagedItem)]
-        if stager is None:
+        if item_encoder.stager is None:
             prepared_items = (item for item in items if isinstance(item, VisionInputs))
             return join_inputs([item.to(device) for item in prepared_items])
-        return stager.finish(staged_items)
+        return item_encoder.stager.finish(staged_items, item_encoder.pixel_dtype)
 
 
 def read_options(environment: Mapping[str, str]) -> Options:
