@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -96,13 +97,14 @@ def resize_axis(jobs: Sequence[AxisJob], axis: int, device: torch.device) -> Non
         axis: 1 for the height, 2 for the width.
         device: the device of the images.
     """
-    most_inner = max(job.inner for job in jobs)
-    block_out, block_inner = (4, 256) if axis == 1 else (256, triton.next_power_of_2(most_inner))
-    programs = max(
-        job.outer * -(-job.out_length // block_out) * -(-job.inner // block_inner) for job in jobs
-    )
-    most = max(max(job.in_length, job.out_length) * job.inner for job in jobs)
-    table = torch.tensor(jobs, dtype=torch.int64, device="cpu")
+    rows = np.array(jobs, np.int64)
+    _, _, _, outer, in_length, out_length, inner, _, _ = rows.T
+    block_out, block_inner = (4, 256)
+    if axis == 2:
+        block_out, block_inner = 256, triton.next_power_of_2(int(inner.max()))
+    programs = int((outer * -(-out_length // block_out) * -(-inner // block_inner)).max())
+    most = int((np.maximum(in_length, out_length) * inner).max())
+    table = torch.from_numpy(rows)
     if device.type == "cuda":
         table = table.pin_memory().to(device, non_blocking=True)
     _resize_kernel[(programs, len(jobs))](

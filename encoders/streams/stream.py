@@ -84,8 +84,11 @@ _FAILED_TOKENS = 64
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
 _TOGETHER, _BYTES = 32, 1 << 25
-"""So many images, or so many bytes of images, are resized at once without waiting for more, and so
-many arrays a thread takes at once. Fewer would make threads wait for each other more often."""
+"""A thread takes so many arrays, or so many bytes of images, at once, and half as many images are
+resized at once without waiting for more. Fewer would make threads wait for each other more often;
+if more waited, the consumer would have to resize them."""
+_TURNS, _DECODING_TURNS = 4, 2
+"""The most turns of many arrays, and of files for a GPU to decode, that threads have in hand."""
 _FILES = (str, os.PathLike, bytes, Readable)
 """The items of which a thread takes several at once for a GPU to decode."""
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
@@ -333,12 +336,15 @@ class _Stream:
         self.queue.begin()
         limit = BATCHES_AHEAD * self.batch_tokens
         self.turn_tokens = _IN_HAND * limit / workers
-        with (
-            Prefetch(
-                items, self._prepare, share=self._share, limit=limit, workers=workers
-            ) as prefetch,
-            progress,
-        ):
+        prefetch = Prefetch(
+            items,
+            self._prepare,
+            share=self._share,
+            limit=limit,
+            workers=workers,
+            turns=_DECODING_TURNS if self.decode == "gpu" else _TURNS,
+        )
+        with prefetch, progress:
             self.start_time = time.perf_counter()
             started: deque[_Started] = deque()
             for batch in self._batches(prefetch):
@@ -357,16 +363,17 @@ class _Stream:
         """
         _, item, _ = _unpaired(given)
         self.taken_count += 1
+        mean = self.resized_bytes / self.resized_count / _BYTES if self.resized_count else 0.0
         if self.decode == "gpu" and isinstance(item, _FILES):
-            return 1 / MOST_FILES
+            return max(mean, 1 / _TOGETHER) if mean else 1 / MOST_FILES
         if self.stager is None:
             return 1.0
         if is_array(item):
             return max(item.nbytes / _BYTES, 1 / _TOGETHER)
-        if self.taken_count <= _FEW_FILES or not self.resized_count or not is_jpeg(item):
+        if self.taken_count <= _FEW_FILES or not mean or not is_jpeg(item):
             return 1.0
-        parts = (self.resized_bytes / _BYTES, self.resized_tokens / self.turn_tokens)
-        return max(*(part / self.resized_count for part in parts), 1 / _DECODED_TOGETHER)
+        tokens = self.resized_tokens / self.resized_count / self.turn_tokens
+        return max(mean, tokens, 1 / _DECODED_TOGETHER)
 
     def _prepare(self, number: int, given: Sequence[object]) -> list[tuple[_StreamItem, int]]:
         """Decode and preprocess items in a worker thread.
@@ -516,7 +523,7 @@ class _Stream:
             self.resized_count += len(items)
             self.resized_bytes += waiting.nbytes
             self.resized_tokens += sum(item.tokens for item in items)
-            is_enough = self.planned_bytes >= _BYTES or self.planned_count >= _TOGETHER
+            is_enough = self.planned_bytes >= _BYTES / 2 or self.planned_count >= _TOGETHER / 2
         # If another thread is resizing, this one goes on: some later call will find the images.
         if is_enough and self.resizing.acquire(blocking=False):
             try:
