@@ -103,7 +103,7 @@ def test_normalised_levels_have_the_bits_of_the_cpu() -> None:
             found = normalize(levels.cuda(), drawn[0], drawn[1], dtype=dtype)
             assert torch.equal(found.cpu(), wanted.to(dtype)), drawn
         rows = levels.movedim(1, -1).contiguous().movedim(-1, 1)
-        assert torch.equal(normalize(rows.cuda(), *drawn).cpu(), wanted), drawn
+        assert torch.equal(normalize(rows.cuda(), drawn[0], drawn[1]).cpu(), wanted), drawn
 
 
 def check_equal(name: str, made: VisionInputs, wanted: VisionInputs) -> None:

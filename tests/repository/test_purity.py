@@ -26,8 +26,12 @@ HOMES = {
 HOME_OF_FLASH_ATTN = "encoders/accelerated/attention/flash_attn_4.py"
 """The file that imports private names of flash-attn: a kernel that writes to a given tensor, and
 its cache of compiled kernels."""
-KEPT = {"graphwrap/torch_internals.py": ["_unended"]}
-"""The lists of modules that functions change: graphs that live as long as the process."""
+KEPT = {
+    "graphwrap/torch_internals.py": ["_unended"],
+    "encoders/inputs/intake.py": ["_FAILED"],
+}
+"""The collections of modules that functions change: graphs that live as long as the process, and
+the images, held weakly, that PIL could not decode."""
 CHANGES = {"append", "add", "update", "extend", "insert", "setdefault"}
 CHANGES |= {"pop", "popitem", "remove", "discard", "clear"}
 """The methods by which a list, a dict or a set is changed."""
