@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -145,14 +145,14 @@ def maps_of_inputs(
     """
     if heads not in get_args(Heads):
         raise ValueError(f'heads={heads!r}: must be "mean" or "all"')
-    run = _PathRun(encoder, inputs, blocks, path)
+    run = PathRun(encoder, inputs, blocks, path)
     if run.is_empty:
         return [[] for _ in inputs.grid_thw]
     query_weights = cache(partial(run.query_weights, queries))
     query_weights(run.shape)  # bad queries are refused before any block runs
     maps_by_block = {}
     for number, block, call, hidden in run.steps():
-        weights = _weights_of_block(block, call, query_weights(hidden.shape[:-1]), heads)
+        weights = weights_of_block(block, call, query_weights(hidden.shape[:-1]), heads)
         of_patches = weights.squeeze(-1) / run.patches_per_row(hidden)
         maps_by_block[number] = _shown(of_patches, heads, run.arrange)
     return [
@@ -161,84 +161,7 @@ def maps_of_inputs(
     ]
 
 
-class CellStates(NamedTuple):
-    """Features and attention of one block in the cells of an image; a cell is f x f patches."""
-
-    block: int
-
-    features: Tensor
-    """The mean hidden state after the block, [h, w, D]."""
-    attention: Tensor
-    """The attention weight on each cell [h, w] (last two axes) from each cell, [h*w, h, w]: the
-    mean over the patches and heads of the asking cell, the sum over those that it attends to."""
-
-
-@torch.no_grad()
-def states_of_cells(
-    encoder: Encoder,
-    inputs: VisionInputs,
-    *,
-    blocks: int | Sequence[int] | None,
-    path: str = "image",
-    most_cells: int,
-) -> tuple[int, tuple[int, int], list[CellStates]]:
-    """Return features and attention of the cells of one image, after several blocks.
-
-    Args:
-        encoder: an encoder of one input path or of several.
-        inputs: the result of ``encoder.preprocess`` for one image.
-        blocks, path: as :func:`attention_maps` takes them.
-        most_cells: the most cells; a cell is one patch if there are no more patches.
-
-    Returns:
-        The side f of a cell in patches, the height and width of the image in patches, and per block
-        its states, in float32 on the CPU. Cells at the right and the bottom may be cut off.
-
-    Raises:
-        ValueError: an accelerated encoder, blocks or a path that do not exist, or an image that
-            does not use the path.
-    """
-    run = _PathRun(encoder, inputs, blocks, path)
-    if run.is_empty:
-        raise ValueError(f"path={path!r}: this image has no views of this path; leave path out")
-    (numbers,) = run.rows.values()
-    _, height, width, _ = numbers.shape
-    device = numbers.device
-    side = next(f for f in count(1) if -(-height // f) * -(-width // f) <= most_cells)
-    high, wide = -(-height // side), -(-width // side)
-    cells = torch.arange(height)[:, None] // side * wide + torch.arange(width) // side
-    cells = cells.flatten().to(device)
-    sizes = cells.bincount(minlength=high * wide)[:, None]
-
-    def sums(rows: Tensor) -> Tensor:
-        """Return the sum of the patches of each cell, [cells, ..]."""
-        (maps,) = run.arrange(rows).values()
-        flat = maps[0].flatten(0, 1)
-        return flat.new_zeros(len(sizes), flat.shape[1]).index_add_(0, cells, flat)
-
-    @cache
-    def query_weights(shape: torch.Size) -> Tensor:
-        """Return the factor of each row in the mean over the patches of a cell, [.., cells]."""
-        (numbers,) = run.row_maps(shape).values()
-        factors = torch.zeros(shape.numel(), len(sizes), device=device)
-        parts = 1 / sizes[cells, 0].to(factors.dtype)
-        factors.index_put_((numbers.flatten(), cells), parts, accumulate=True)
-        return factors.view(*shape, -1)
-
-    states = {}
-    for number, block, call, hidden in run.steps():
-        weights = _weights_of_block(block, call, query_weights(hidden.shape[:-1]), "mean")
-        weights = weights / run.patches_per_row(hidden)
-        features = sums(hidden.float()) / sizes
-        states[number] = CellStates(
-            number,
-            features.unflatten(0, (high, wide)).cpu(),
-            sums(weights.squeeze(-2).float()).T.unflatten(1, (high, wide)).cpu(),
-        )
-    return side, (height, width), [states[number] for number in run.indices]
-
-
-class _PathRun:
+class PathRun:
     """A run of chosen blocks of one input path, in which the calls of attention are observed.
 
     Args:
@@ -402,7 +325,7 @@ def _only_call(observed: _CallsOfAttention, number: int, block: nn.Module) -> At
     return observed.calls[0]
 
 
-def _weights_of_block(
+def weights_of_block(
     block: nn.Module, call: AttentionCall, query_weights: Tensor, heads: Heads
 ) -> Tensor:
     """Return the attention weights that each row gets in one block, [.., H, G] or [.., 1, G]."""

@@ -38,6 +38,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         "files (WebDataset) and .parquet files; s3://, gs://, https:// and "
         "hf://datasets/NAME/PATH name such files elsewhere",
     )
+    parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
+    _add_features(parser)
     _add_output(parser)
     _add_encoder(parser)
     _add_inside(parser.add_argument_group("images inside other files"))
@@ -45,9 +47,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     _add_workers(parser.add_argument_group("several workers"))
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the output: pooling, fields, file format, dtype and folder."""
-    parser.add_argument("--out", metavar="DIR", help="folder to write; may be s3:// or gs://")
+def _add_features(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which features are written: pooling, fields and a sample."""
     parser.add_argument(
         "--pool",
         choices=(*POOLS[1:], POOLS[0]),
@@ -69,6 +70,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="with --fields of blocks: N random patches of each image; by default all",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of --sample; by default 0")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the output: file format, dtype, shards, errors and the summary."""
     parser.add_argument(
         "--format",
         choices=get_args(Format),

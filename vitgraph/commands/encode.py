@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from encoders import Encoder
     from encoders.contract import EncoderOutput, Limits, PartialOutput
-    from encoders.streams import StreamOptions
+    from encoders.streams import Pool, StreamOptions
 
     from ..features import Item
 
@@ -151,7 +151,7 @@ def encode(options: argparse.Namespace) -> None:
 
     from ..devices import device_text
     from .encode_graphs import graph_encoder, summary
-    from .encode_items import HEADER, encode_items, open_media, row
+    from .encode_items import encode_items, open_media, row
 
     # check_media has already warned about very large images, with the name of the file. The filter
     # is set for the whole process, because images are decoded in threads; ``cli.main`` undoes it.
@@ -179,8 +179,7 @@ def encode(options: argparse.Namespace) -> None:
                 plotted.append((result.media.still, result.feature_map, name))
     if options.plot:
         _plot(options, *zip(*plotted, strict=True))
-    column = "pooler_output" if settings.pool == "none" else "vector"
-    print(format_table([column if name == "pooler_output" else name for name in HEADER], rows))
+    _print_table(rows, settings.pool)
     print(f"encoded on {device_text(encoder.device)}")
     if graphed is not None:
         print(summary(graphed.stats()))
@@ -188,6 +187,14 @@ def encode(options: argparse.Namespace) -> None:
         print(f"wrote {printable(str(path))}")
     if options.plot and len(rows) > len(plotted):
         print(f"the plot shows the first {len(plotted)} of {len(rows)} items")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]], pool: Pool) -> None:
+    """Print a row per item; its features have the column "pooler_output", or "vector" if pooled."""
+    from .encode_items import HEADER
+
+    column = "pooler_output" if pool == "none" else "vector"
+    print(format_table([column if name == "pooler_output" else name for name in HEADER], rows))
 
 
 def _load(options: argparse.Namespace) -> Encoder:

@@ -56,19 +56,8 @@ def maps(options: argparse.Namespace) -> None:
             be loaded.
         OSError: the page cannot be written.
     """
-    from ..pages import check_page
-    from .encode_checks import check_media
-
     blocks = read_blocks(options.blocks)
-    check_names(options.dtype, options.device)
-    for name in SIZES:
-        value = vars(options)[name]
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be positive")
-    check_page(options.html, "maps")
-    check_checkpoint(options.repo, "vitgraph maps REPO_OR_FOLDER IMAGE --html PAGE")
-    check_media(options)
-    check_source(options)
+    _check(options)
     from weights import load_encoder
 
     from ..devices import enough_memory, read_device
@@ -96,3 +85,24 @@ def maps(options: argparse.Namespace) -> None:
         )
     size = readable(options.html.stat().st_size)
     print(f"wrote {printable(str(options.html))}, {size}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Check the options, the images and the checkpoint before torch is imported.
+
+    Raises:
+        ValueError: an option has an invalid value, an image cannot be read, or there is no such
+            checkpoint.
+    """
+    from ..pages import check_page
+    from .encode_checks import check_media
+
+    check_names(options.dtype, options.device)
+    for name in SIZES:
+        value = vars(options)[name]
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be positive")
+    check_page(options.html, "maps")
+    check_checkpoint(options.repo, "vitgraph maps REPO_OR_FOLDER IMAGE --html PAGE")
+    check_media(options)
+    check_source(options)

@@ -27,7 +27,8 @@ from encoders.contract import Limits
 from encoders.inputs import StagedItem, prefix_errors, read_images
 from encoders.streams import ImagesLike, Progress
 
-from ..analysis.attention import CellStates, require_plain, spread_blocks, states_of_cells
+from ..analysis.attention import require_plain, spread_blocks
+from ..analysis.cells import CellStates, states_of_cells
 from ..pages import escaped, jpeg_uri, write_html
 from ..terminal import printable
 

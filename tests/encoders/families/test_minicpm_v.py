@@ -35,7 +35,8 @@ from tests.support.hub.checkpoints import edit_config, same_weights
 from tests.support.hub.client import REPO
 from tests.support.hub.server import HubServer
 from tests.support.photographs import china
-from vitgraph.analysis.attention import maps_of_inputs, states_of_cells
+from vitgraph.analysis.attention import maps_of_inputs
+from vitgraph.analysis.cells import states_of_cells
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import CheckpointError, load_encoder
 

@@ -22,7 +22,8 @@ from tests.support.chromium import CHROMIUM, open_page
 from tests.support.commands.command_line import Cli, refusal
 from tests.support.photographs import china, hopper
 from tests.support.towers.streams import tower
-from vitgraph.analysis.attention import spread_blocks, states_of_cells
+from vitgraph.analysis.attention import spread_blocks
+from vitgraph.analysis.cells import states_of_cells
 from vitgraph.seeded import write_seeded_checkpoint
 
 SMALL = {"qwen2_5_vl": china().resize((168, 112)), "intern_vit_300m": china().crop((0, 0, 96, 96))}
