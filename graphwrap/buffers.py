@@ -196,8 +196,8 @@ class Memory:
         self.pool_bytes = 0
         self._reserved = 0
         self._last_use: tuple[torch.cuda.Stream, torch.cuda.Event, StreamNumbers] | None = None
-        """The stream of the last call, an event recorded there after the work of that call, and the
-        numbers that identify the stream; None before the first call, and always off CUDA."""
+        """The CUDA stream of the last call, an event recorded there after the work of that call,
+        and numbers that identify that CUDA stream; None before the first call, and without CUDA."""
         if has_graphs:
             self.renew()
 
@@ -209,7 +209,7 @@ class Memory:
         self.handles.append(torch.cuda.graph_pool_handle())
 
     def record(self, graph: torch.cuda.CUDAGraph, body: Callable[[], None]) -> None:
-        """Capture into ``graph`` the kernels that ``body()`` launches on the current stream."""
+        """Capture into ``graph`` what ``body()`` launches on the current CUDA stream."""
         try:
             mode = "thread_local"
             graph.capture_begin(pool=self.handles[-1], capture_error_mode=mode)
@@ -275,8 +275,8 @@ class Memory:
         """Make the current CUDA stream wait for the last call, if that ran on another CUDA stream.
 
         Args:
-            reads: wait also for work queued on that stream since then, because it may be reading
-                results that are views of the static buffers.
+            reads: wait also for work queued on that CUDA stream since then, because it may be
+                reading results that are views of the static buffers.
         """
         if self._last_use is None or self._last_use[2] == current_stream_numbers(self.device):
             return
@@ -373,13 +373,13 @@ class BudgetGraph:
         Here torch's cache of free memory is emptied once, after the first run of the largest graph,
         because a capture cannot allocate from it.
 
-        torch keeps a cuBLAS workspace (32 MiB on Hopper) per stream that ran a matrix product. This
-        is dropped before capture, so that the graph gets a workspace of its own in its pool, and
-        after capture, so that the next graph reuses that memory and ``release()`` frees it.
+        torch keeps a cuBLAS workspace (32 MiB on Hopper) per CUDA stream that ran a matrix product.
+        This is dropped before capture, so that the graph gets a workspace of its own in its pool,
+        and after capture, so that the next graph reuses that memory and ``release()`` frees it.
 
         Args:
-            memory: the pool of the graph, and the stream it is captured on; a ``memory.stream`` of
-                None means that there are no graphs.
+            memory: the pool of the graph, and the CUDA stream it is captured on; a
+                ``memory.stream`` of None means that there are no graphs.
             warms_up: whether to run :meth:`body` before the capture, in which nothing can be chosen
                 or kept.
         """

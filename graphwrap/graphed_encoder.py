@@ -83,10 +83,10 @@ class GraphedEncoder(EncodesItems[PartialOutput], Generic[E]):
             hidden state after a block into ``extras``, as ``encoder.with_extras`` names it.
         backend: "cudagraph", "static" (same buffers, padding and packing, no graph, any device),
             "eager" (no padding), or "auto": cudagraph on CUDA, eager elsewhere.
-        kernels: attention kernels of the encoder's accelerated form, which replays and eager runs
-            take where the encoder has one: "auto" for the fastest of all, a name for one, or
+        kernels: attention kernels of the encoder's accelerated form, which runs in replays and in
+            eager runs if the encoder has one: "auto" for the fastest of all, a name for one, or
             "reference" for the encoder as it is, bit for bit. An encoder that is accelerated
-            already keeps its own: leave "auto".
+            already keeps its own kernels: leave "auto".
         precision: "bf16" keeps the encoder's dtype, whichever it is; "fp8" computes products of an
             accelerated form in e4m3 where that is faster (a bfloat16 encoder on an H100 or newer).
         table: where measured times and kernel choices are kept for later processes: "auto" for the

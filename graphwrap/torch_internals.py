@@ -40,7 +40,7 @@ def current_stream_numbers(device: torch.device) -> StreamNumbers:
 
 
 def clear_cublas_workspaces() -> None:
-    """Free the cuBLAS workspaces, which torch keeps for every stream that ran a matrix product."""
+    """Free the cuBLAS workspaces, which torch keeps for every CUDA stream that ran a product."""
     torch._C._cuda_clearCublasWorkspaces()
 
 

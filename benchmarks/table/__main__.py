@@ -177,8 +177,9 @@ def two_attentions(body: Body) -> str:
         "With sdpa, transformers attends to each segment by itself, in a loop of Python. "
         "Qwen2.5-VL's windows are such segments: 128 of them at 8x448, in all blocks but four, "
         "are why it is slow there. With flash-attention 2 all windows are one call. Its kernels "
-        "are those that torch brings, since the package flash-attn has no wheel for this torch; "
-        "`--transformers sdpa flash_attention_2` takes the package where it is installed.\n\n"
+        "are those that come with torch, because the package flash-attn has no wheel for this "
+        "torch; `--transformers sdpa flash_attention_2` takes the package where it is installed."
+        "\n\n"
         f"{markdown(header, rows)}"
     )
 

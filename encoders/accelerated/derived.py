@@ -142,7 +142,7 @@ class DerivedWeights:
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for copies of weights to be written, as the next call may use another stream."""
+        """Wait for copies of weights, because the next call may use another CUDA stream."""
         if self._on_cuda and not self._capturing():
             torch.cuda.current_stream(self._pairs()[0][0].device).synchronize()
 

@@ -69,12 +69,12 @@ def search(options: argparse.Namespace) -> None:
     near-duplicates.
 
     The query, an image or a clip, is encoded with the checkpoint, the dtype, the bounds of image
-    size and the sampling of the job; a query in words by the text half of the checkpoint. With
+    size and the sampling of the job; a query of words by the text half of the checkpoint. With
     ``--html``, an HTML page of the pictures is written, too.
 
     Raises:
         ValueError: an option has an invalid value, the folder holds no finished job that wrote
-            vectors, the query cannot be read, the vectors cannot be asked in words, or the
+            vectors, the query cannot be read, the vectors cannot be compared with words, or the
             checkpoint has changed since the job began.
         OSError: the HTML page or the table cannot be written.
     """
@@ -114,7 +114,7 @@ def search(options: argparse.Namespace) -> None:
 
 
 def _embed_text(options: argparse.Namespace, settings: JobSettings) -> Tensor:
-    """Return the vector of a query in words, [D].
+    """Return the vector of a query of words, [D].
 
     Raises:
         ValueError: the vectors of the job cannot be compared with a text's.

@@ -396,7 +396,7 @@ def graph_milliseconds(call: Callable[[], object]) -> float:
 
 
 def _stream_milliseconds(call: Callable[[], object]) -> float:
-    """Return the milliseconds from one event to another on the current stream around a call."""
+    """Return the milliseconds between two events around a call, on the current CUDA stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
