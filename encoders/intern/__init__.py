@@ -1,1 +1,1 @@
-"""The tower of InternVL: ``intern_vit``, and its tiles: ``intern_vit_pixels``."""
+"""The tower of InternVL: ``intern_vit``; its tiles: ``intern_vit_pixels``, by ``intern_vit_files``."""

@@ -45,16 +45,15 @@ from ..inputs.processor_files import (
     IMAGENET_STD,
     PerChannel,
     ProcessorFiles,
-    tile_image_rules,
-    tile_video_rules,
 )
 from ..inputs.sampling import sample_frames
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
+from .intern_vit_files import tile_image_rules, tile_video_rules
 
 
 @dataclass(frozen=True)
 class TilePreprocessor(StagedPreprocessor):
-    """Resizes an image to the grid of SxS tiles nearest its shape, and appends a thumbnail.
+    """Resizes an image to the grid of s x s tiles nearest its shape, and appends a thumbnail.
 
     Each frame of a video becomes one tile.
     """
