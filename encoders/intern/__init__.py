@@ -1,1 +1,2 @@
-"""The tower of InternVL: ``intern_vit``; its tiles: ``intern_vit_pixels``, by ``intern_vit_files``."""
+"""The tower of InternVL: ``intern_vit``; ``intern_vit_pixels`` makes its tiles by processor files,
+which ``intern_vit_files`` reads."""
