@@ -264,6 +264,7 @@ class PathInputs(NamedTuple):
     """The pixels of one input path, such as "tiles", and the items that they belong to."""
 
     pixel_values: Tensor
+    """Normalised pixels of all entries: patches [P, patch_dim], or views [B, C, H, W]."""
     grid_thw: Tensor
     """[entries, 3] int64 on the CPU: (t, h, w) of each item that uses the path, in item order."""
     items: tuple[int, ...]
@@ -284,8 +285,9 @@ class VisionInputs(NamedTuple):
     """
 
     pixel_values: Tensor
+    """Normalised pixels of all items: patches [P, patch_dim], or views [B, C, H, W]."""
     grid_thw: Tensor
-    """The grid of each item, [items, 3] int64 on the CPU: t, h and w."""
+    """The grid (t, h, w) of each item in patches, [items, 3] int64 on the CPU."""
     tiles: list[Tiling] | None = None
     """(columns of tiles, rows of tiles, whether a thumbnail follows) per item; None: no tiles."""
     other_paths: Mapping[str, PathInputs] = MappingProxyType({})

@@ -226,7 +226,9 @@ class _Spool:
 def load_features(path: str | Path) -> Features:
     """Read a features file that ``vitgraph encode`` or :func:`save_features` wrote.
 
-    A field of an output that the file does not have is None, or an empty tuple for DeepStack.
+    Returns:
+        The items, in the order of the file, and the output of each on the CPU, in the dtypes of the
+        file. A field that the file does not have is None, or an empty tuple for DeepStack.
 
     Raises:
         ValueError: there is no such file, or it is no features file or damaged.

@@ -212,8 +212,12 @@ class VisionEncoder(Encoder):
     ) -> Iterator[Tensor]:
         """Embed pixels; yield the hidden state, in input order, after each block in ``numbers``.
 
-        ``numbers`` are block numbers from 0; no block runs after the greatest one. The other
-        arguments are as in ``forward``.
+        Args:
+            pixel_values, grid_thw: as ``forward`` takes them.
+            numbers: block numbers from 0; no block runs after the greatest one.
+
+        Yields:
+            The hidden state, with the shape of ``last_hidden_state``, in ascending order of blocks.
         """
         metadata = self._resolve_metadata(pixel_values, grid_thw, None)
         hidden, stop = self.embed_patches(pixel_values, metadata), max(numbers, default=-1) + 1
@@ -272,7 +276,13 @@ class VisionEncoder(Encoder):
     def split(self, output: Output, grid_thw: GridLike) -> list[Output]:
         """Split a batched output into one output per item.
 
-        The outputs are views that keep the whole batch in memory; ``clone()`` copies one of them.
+        Args:
+            output: the output of ``forward`` for all items.
+            grid_thw: [items, 3], (t, h, w) in patches of each item, as ``forward`` took it.
+
+        Returns:
+            One output per item, with the rows, tokens and extras of that item. They are views that
+            keep the whole batch in memory; ``clone()`` copies one of them.
 
         Raises:
             ValueError: no :class:`EncoderOutput`, a bad grid, or a grid of more rows or tokens than

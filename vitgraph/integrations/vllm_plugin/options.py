@@ -74,7 +74,10 @@ def _parse(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{VARIABLE}={text}: is not JSON ({error})") from error
+        raise ValueError(
+            f"{VARIABLE}={text}: is not JSON ({error}); give an object, such as "
+            '{"max_budget": 4096}'
+        ) from error
 
 
 def require_writable(table: str | None) -> None:
