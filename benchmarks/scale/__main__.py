@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale --host --json benchmarks/results/scale_host.json
     python -m benchmarks.scale --gpu --json vitgraph/embedding/planning/scale_h200.json
-    python -m benchmarks.scale --small --json vitgraph/embedding/planning/scale_small_h200.json
+    python -m benchmarks.scale --small --json vitgraph/embedding/planning/scale_small_h100.json
     python -m benchmarks.scale    (prints the tables; python -m benchmarks.pages writes them)
 
 ``--host`` measures one CPU core and needs no GPU: how many JPEG files of quality 90 are decoded and
@@ -10,7 +10,8 @@ resized, and how many files are listed, per second of CPU time. Run it on a host
 has the GPUs. ``--gpu`` measures ``encode_many`` over images in memory, with vision towers of real
 size, random weights, bfloat16 and CUDA graphs, so that the GPU alone limits the speed.
 ``--small`` measures in the same way the towers of ``benchmarks.folders``, each of which makes every
-image the same number of tokens, and writes the file after each tower.
+image the same number of tokens, and writes the file after each tower; the page has a table of each
+file ``scale_small_<gpu>.json``.
 ``vitgraph embed --plan`` uses these rates (``vitgraph/embedding/planning/estimate.py``).
 """
 
@@ -28,7 +29,8 @@ from benchmarks.measuring.tables import markdown
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "benchmarks" / "results" / "scale_host.json"
 GPU = ROOT / "vitgraph" / "embedding" / "planning" / "scale_h200.json"
-SMALL = GPU.with_name("scale_small_h200.json")
+SMALL = GPU.with_name("scale_small_h100.json")
+"""One of the files of ``--small``; those of other GPUs lie beside it."""
 PARALLEL = ROOT / "benchmarks" / "results" / "data_parallel_h200.json"
 SOAK = ROOT / "benchmarks" / "results" / "soak_h200.json"
 IMAGES = 10_000_000
@@ -51,11 +53,12 @@ def family(tower: str) -> str:
 
 def generated_parts() -> dict[str, str]:
     """Return every generated part of ``docs/scale.md`` by its name."""
-    host, gpu, small, parallel, soak = map(read, (HOST, GPU, SMALL, PARALLEL, SOAK))
+    host, gpu, parallel, soak = map(read, (HOST, GPU, PARALLEL, SOAK))
+    small = [read(path) for path in sorted(SMALL.parent.glob("scale_small_*.json"))]
     to_measure = {
         "scale --host": (host, HOST),
         "scale --gpu": (gpu, GPU),
-        "scale --small": (small, SMALL),
+        "scale --small": (small[0] if small else None, SMALL),
         "data_parallel": (parallel, PARALLEL),
         "soak": (soak, SOAK),
     }
@@ -67,7 +70,8 @@ def generated_parts() -> dict[str, str]:
     no_host, no_gpu = pending.get("scale --host"), pending.get("scale --gpu")
     return {
         "rates": no_gpu or rates(cast(Body, gpu)),
-        "small rates": pending.get("scale --small") or small_rates(cast(Body, small)),
+        "small rates": pending.get("scale --small")
+        or "\n\n".join(small_rates(cast(Body, body)) for body in small),
         "decoding": no_host or decoding(cast(Body, host)),
         "cores": no_gpu or no_host or cores(cast(Body, gpu), cast(Body, host)),
         "parallel": pending.get("data_parallel") or share(cast(Body, parallel)),

@@ -39,6 +39,8 @@ TOWERS = {
 """The Hugging Face repo of each tower, by its name in ``benchmarks/towers.py``."""
 SMALL_SIZE = 640, 480
 """The size of the photographs for towers that make every image the same number of tokens."""
+MOST_TOKENS = 1024
+"""The tokens of an image of the largest of these towers."""
 
 
 def measure_host(images: int, listed: int) -> dict[str, Any]:
@@ -178,7 +180,12 @@ def measure_small_towers(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rates of the towers of ``benchmarks/folders.py`` so far, after each of them.
 
-    ``names`` are the towers to measure; None for all.
+    Args:
+        images: the number of images of a tower with :data:`MOST_TOKENS` tokens per image. A tower
+            with fewer tokens encodes an image faster, and gets as many more.
+        workers: the number of threads that preprocess images.
+        repeats: the number of timed runs.
+        names: the towers to measure; None for all.
     """
     from benchmarks.folders import TOWERS as SMALL_TOWERS
     from benchmarks.measuring.machine import describe_machine
@@ -212,7 +219,9 @@ def rate_of_small(
     assert isinstance(encoder, VisionEncoder)
     graphed = GraphedEncoder(encoder, outputs=("pooler_output",)).capture(progress=False)
     shown = [np.asarray(image) for image in cut_photographs([SMALL_SIZE] * 16)]
-    items = [shown[number % len(shown)] for number in range(images)]
+    (spec,) = encoder.item_specs(encoder.preprocess(shown[:1]).grid_thw)
+    count = images * MOST_TOKENS // spec.output_tokens
+    items = [shown[number % len(shown)] for number in range(count)]
     found = rate_of(graphed, encoder, items, workers, repeats)
     graphed.release()
     return found

@@ -64,7 +64,12 @@ def test_parts_that_are_not_measured_say_what_measures_them(
     assert "600 (300)" in rates
     assert "scale --small --json" in scale.generated_parts()["small rates"]
     (root / scale.SMALL.name).write_text(json.dumps(gpu_results()))
-    assert "| Qwen3-VL-8B | 300 | 600 |" in scale.generated_parts()["small rates"]
+    other = {**gpu_results(700.0), "about": {**ABOUT, "gpu": "NVIDIA H100"}}
+    (root / "scale_small_gpu.json").write_text(json.dumps(other))
+    small = scale.generated_parts()["small rates"]
+    for rate, gpu in ((600, "H200"), (700, "H100")):
+        assert f"| Qwen3-VL-8B | 300 | {rate} |" in small
+        assert f"one NVIDIA {gpu}" in small
     assert "--host" in scale.generated_parts()["cores"]
 
 
