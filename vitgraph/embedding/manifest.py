@@ -200,8 +200,11 @@ def write_list(storage: Storage, files: Iterable[File], items_per_shard: int) ->
             size += sum(max(file.size, 0) for file in some)
             keys.update(b"".join(_as_bytes(file.key) for file in some))
             # One call for all of them takes half the time. A line begins and ends with a string,
-            # and JSON writes a backslash before a quote in a string: only lines are divided here.
+            # and JSON writes a backslash before a quote in a string: only lines are divided here,
+            # and a string that ends in '"], [', which is then seen by the number of lines.
             lines = json.dumps(some)[1:-1].replace('"], ["', '"]\n["')
+            if lines.count("\n") >= len(some):
+                lines = "\n".join(map(json.dumps, some))
             offset += out.write(lines.encode() + b"\n")
         out.write(json.dumps(starts).encode() + b"\n")
     list_record: ListedFiles = {"name": name, "index": offset, "bytes": size, "said": []}

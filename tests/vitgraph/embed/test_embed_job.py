@@ -85,7 +85,7 @@ def test_a_manifest_is_created_once_whatever_comes_at_the_same_time(tmp_path: Pa
 
 
 def test_the_list_of_a_job_has_one_line_per_file_whatever_its_name(tmp_path: Path) -> None:
-    names = ['"], ["', '\\"], [\\"', 'a"', '["b', "c\n", "ü\udc80.png", "", "d"]
+    names = ['"], ["', '\\"], [\\"', 'a"', '["b', "c\n", "ü\udc80.png", 'd"], [', "d"]
     files = [File(name, f"/{name}", number, f"{number} 0") for number, name in enumerate(names)]
     folder, settings = LocalFolder(tmp_path), cast("JobSettings", {})
     listed = write_list(folder, files, items_per_shard=3)
