@@ -213,8 +213,9 @@ class Capturer:
         except RuntimeError as error:
             _raise_bugs(error)
         warn_caller(
-            "eager runs could not be timed, there is no memory for one beside the graphs: all that "
-            "fits a budget is replayed; give fewer tokens (max_budget, budgets) to have them timed"
+            "eager runs could not be timed, because too little memory is left beside the graphs: "
+            "every item that fits a budget is replayed; give a smaller max_budget or smaller "
+            "budgets to have them timed"
         )
         return Costs.unmeasured(by_budget)
 
@@ -348,10 +349,11 @@ class Capturer:
         change = f"largest budget lowered from {budget_set.budgets[-1].tokens} to"
         if not fitting:
             fitting = tuple(b for b in budget_set.budgets if b.rows == budget_set.budgets[0].rows)
-            change = "no budget fits, only the smallest is captured:"
+            change = "no budget fits, and only the smallest is captured:"
         warn_caller(
-            f"{change} {fitting[-1].tokens} tokens: arena and graph pool are to fit 1/{divisor} of "
-            f"free memory ({available / 2**20:.0f} MiB); give max_budget to choose yourself"
+            f"{change} {fitting[-1].tokens} tokens, because graphs and their buffers may take "
+            f"1/{divisor} of the free memory ({available / 2**20:.0f} MiB); give max_budget to "
+            "choose another"
         )
         return replace(budget_set, budgets=fitting)
 

@@ -96,7 +96,8 @@ def summary(stats: GraphStats) -> str:
     )
     because = f" ({reasons})" if reasons else ""
     tokens = [budget.tokens for budget in stats.budgets]
-    sizes = f" of {min(tokens)} to {max(tokens)} tokens" if tokens else ""
+    ends = dict.fromkeys(str(end) for end in (min(tokens), max(tokens))) if tokens else ()
+    sizes = f" of {' to '.join(ends)} tokens" if ends else ""
     budgets = counted(len(tokens), "budget")
     replayed = f"{counted(items, 'item')} in {counted(hits, 'replay')}"
     return (

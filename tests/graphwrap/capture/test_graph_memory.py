@@ -101,7 +101,9 @@ def test_a_limit_set_for_the_process_counts_as_all_there_is(
 def test_where_no_budget_fits_only_the_smallest_is_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.warns(UserWarning, match="no budget fits, only the smallest is captured: 4 tokens"):
+    with pytest.warns(
+        UserWarning, match="no budget fits, and only the smallest is captured: 4 tokens"
+    ):
         before, after = lowered(monkeypatch, free=3)
     assert {budget.tokens for budget in after.budgets} == {4} == {before.budgets[0].tokens}
 
@@ -294,7 +296,9 @@ def test_without_memory_to_time_eager_runs_all_is_replayed(
 
     monkeypatch.setattr(capture, "measure", measure)
     if "memory" in message:
-        with pytest.warns(UserWarning, match="could not be timed.*all that fits a budget is repl"):
+        with pytest.warns(
+            UserWarning, match="could not be timed.*every item that fits a budget is repl"
+        ):
             assert capturer._cost(graphs, bar) == costs.Costs.unmeasured(graphs.by_budget)
     else:
         with pytest.raises(RuntimeError, match="a shape is wrong"):
