@@ -107,6 +107,7 @@ class Job:
         """The places of the images to try again, by the number of their finished shard."""
         self.todo = sorted([*worker.shards_of_worker(self.missing), *self.failed])
         self._files_of: dict[int, dict[int, File]] = {}
+        self._empty: Mapping[str, Array] = {}
         self._listing = threading.Lock()
         self.is_warned = False
         """Whether the user was warned about an image that makes very many tokens."""
@@ -196,11 +197,14 @@ class Job:
         lines.append(f"writes {description} of {dtype} to {self.storage.name}")
         return [*lines, f"encodes on {device_text(item_encoder.device)}"]
 
-    def _empty_arrays(self, encoder: Encoder | GraphedEncoder) -> dict[str, Array]:
+    def _empty_arrays(self, encoder: Encoder | GraphedEncoder) -> Mapping[str, Array]:
         """Return an array [0, .., D] for each output field that the job writes, by its name.
 
-        The arrays have the dtypes and widths of the results but no rows.
+        The arrays have the dtypes and widths of the results but no rows. The encoder, always the
+        same, runs once.
         """
+        if self._empty:
+            return self._empty
         item_encoder, paths = encoder.item_encoder(), _paths_of(encoder)
         fields = self.manifest.settings["fields"]
         has_path = self.of_blocks and stack_of(fields)
@@ -211,13 +215,13 @@ class Job:
                 (value,) = item_encoder.encode(lambda: inputs)
             else:
                 (value,) = item_encoder.embed(lambda: inputs, self.calls.results)
-        arrays = Collector(self.manifest.settings, paths).empty(EncodedItem("", value, inputs))
-        if not arrays:
+        self._empty = Collector(self.manifest.settings, paths).empty(EncodedItem("", value, inputs))
+        if not self._empty:
             raise ValueError(
                 f"--fields {','.join(fields)}: this encoder has no DeepStack features; name "
                 "another field"
             )
-        return arrays
+        return self._empty
 
     def _require_space(self, total: float) -> None:
         """Check that the disk has room for all shards of the job that are not written yet."""
