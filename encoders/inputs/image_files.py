@@ -154,19 +154,21 @@ NO_RUN = JpegRun(torch.empty(0, dtype=torch.uint8, device="cpu"), ())
 """No files."""
 
 
-def is_jpeg(item: object) -> bool:
-    """Return whether an item is the path or the bytes of a file that looks like JPEG."""
+def may_be_jpeg(item: object) -> bool:
+    """Return whether an item is an open file, or the path or the bytes of what looks like JPEG."""
     if isinstance(item, bytes):
         return item.startswith(_JPEG)
     # A path of another class runs the user's code, whose errors are those of its item.
     is_path = isinstance(item, str) or type(item) is _PATH
-    return is_path and str(item).lower().endswith((".jpg", ".jpeg"))
+    if is_path:
+        return str(item).lower().endswith((".jpg", ".jpeg"))
+    return callable(getattr(type(item), "read", None))
 
 
 def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
-    """Decode the paths and bytes of JPEG files among items, all in this thread.
+    """Decode the files among items that are JPEG, all in this thread.
 
-    Files that must be turned, that PIL decodes, or that have errors stay as they are, and so do
+    Files that must be turned, that PIL decodes, or that are damaged stay as they are, and so do
     those after the first 32 MiB of pixels.
 
     Args:
@@ -174,23 +176,23 @@ def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
 
     Returns:
         The items, with an array [H, W, 3] for each file that was decoded, and the run of these.
+
+    Raises:
+        Exception: whatever an open file among the items raises; MemoryError.
     """
     numbers, files, size = list[int](), list[tuple[bytes, JpegHeader]](), 0
-    try:
-        for number, item in enumerate(items if is_fast() else ()):
-            data = jpeg_bytes(cast("FileLike", item)) if is_jpeg(item) else None
-            header = None if data is None else read_header(data)
-            if data is not None and header is not None and header.turn == UPRIGHT:
-                size += 3 * header.height * header.width
-                if files and size > _RUN:
-                    break
-                numbers.append(number)
-                files.append((data, header))
-        if not files:
-            return items, NO_RUN
-        run = JpegRun(*decode_in_turn(files))
-    except (MemoryError, RuntimeError):  # one by one, they may find the memory
+    for number, item in enumerate(items if is_fast() else ()):
+        data = jpeg_bytes(cast("FileLike", item)) if may_be_jpeg(item) else None
+        header = None if data is None else read_header(data)
+        if data is not None and header is not None and header.turn == UPRIGHT:
+            size += 3 * header.height * header.width
+            if files and size > _RUN:
+                break
+            numbers.append(number)
+            files.append((data, header))
+    if not files:
         return items, NO_RUN
+    run = JpegRun(*decode_in_turn(files))
     decoded = list(items)
     for number, image in zip(numbers, run.images, strict=True):
         decoded[number] = items[number] if image is None else image

@@ -32,7 +32,7 @@ from ..inputs.gpu_decoding import (
     check_decode,
     decoding,
 )
-from ..inputs.image_files import NO_RUN, JpegRun, Readable, decode_jpegs, is_jpeg
+from ..inputs.image_files import NO_RUN, JpegRun, Readable, decode_jpegs, may_be_jpeg
 from ..inputs.images import (
     PlannedImage,
     StagedItem,
@@ -370,7 +370,7 @@ class _Stream:
             return 1.0
         if is_array(item):
             return max(item.nbytes / _BYTES, 1 / _TOGETHER)
-        if self.taken_count <= _FEW_FILES or not mean or not is_jpeg(item):
+        if self.taken_count <= _FEW_FILES or not mean or not may_be_jpeg(item):
             return 1.0
         tokens = self.resized_tokens / self.resized_count / self.turn_tokens
         return max(mean, tokens, 1 / _DECODED_TOGETHER)
@@ -404,8 +404,12 @@ class _Stream:
     def _decoded(self, given: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
         """Return items, with its pixels for each JPEG file that was decoded with others."""
         if (decoder := active_decoder()) is None:
-            together = self.resizes and len(given) > 1
-            return decode_jpegs(given) if together else (given, NO_RUN)
+            if not self.resizes or len(given) == 1:
+                return given, NO_RUN
+            try:
+                return decode_jpegs(given)
+            except Exception:  # noqa: BLE001  # of one item, or of memory: one by one, others fit
+                return given, NO_RUN
         numbers = [number for number, item in enumerate(given) if isinstance(item, _FILES)]
         with self.queue.staging():
             images = decoder.decode_files([given[number] for number in numbers])

@@ -196,6 +196,8 @@ def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
     files[15].unlink()
     hopper().resize((64, 64)).save(tmp_path / "20.png")
     files[20] = tmp_path / "20.png"
+    for number in (2, 13, 14, 16, 20, 21):  # open files, which only reading tells apart
+        files[number] = io.BytesIO(files[number].read_bytes())
     encoder = tower("qwen3_vl")
     pairs = [(f"key {number}", file) for number, file in enumerate(files)]
     found = encoder.embed_many(pairs, workers=workers, progress=False, on_error="keep")
@@ -252,11 +254,21 @@ class LostPath(type(Path())):  # type: ignore[misc]  # the class depends on the 
         raise RuntimeError("the store is closed")
 
 
+class LostFile(io.BytesIO):
+    """An open file of a store that is closed."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise LookupError("the store is closed")
+
+
 @pytest.mark.usefixtures("staged")
-def test_paths_of_other_classes_keep_their_own_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [LostPath("a.jpg"), LostFile()])
+def test_files_of_other_classes_keep_their_own_errors(
+    lost: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_FEW_FILES", 0)
     items: list[Any] = [jpeg((64, 64))] * 12
-    items[6] = LostPath("a.jpg")
+    items[6] = lost
     found = list(tower("qwen3_vl").embed_many(items, workers=1, progress=False, on_error="keep"))
     assert [type(one) is ItemError for one in found] == [number == 6 for number in range(12)]
 
