@@ -169,13 +169,11 @@ def _tower_tensors(
         tower_names = [name for name in header.tensors if not name.startswith(KEPT)]
         header_names = set(layout.tower_names(prefix, tower_names, contents.checkpoint.label))
         if strays := sorted(index_names ^ header_names):
-            description = (
-                "is there, unannounced" if strays[0] in header_names else "is announced, not there"
-            )
+            only = f"only in {file}" if strays[0] in header_names else "only in the index"
             raise CheckpointError(
-                f"{contents.checkpoint.label}: the index and {file} disagree about {len(strays)} "
-                f"tensors, the first {legible(strays[0])} ({description}): download both again "
-                f"from one revision{contents.checkpoint.advice}"
+                f"{contents.checkpoint.label}: the index and {file} disagree about "
+                f"{len(strays)} tensor{'s' * (len(strays) != 1)}, the first {legible(strays[0])} "
+                f"({only}): download both again from one revision{contents.checkpoint.advice}"
             )
         for name in index_names:
             slot = layout.to_slot(local[name])

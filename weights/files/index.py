@@ -68,7 +68,7 @@ class Contents:
         try:
             return self.checkpoint.headers(guesses)
         except AbsentError as error:
-            missing = f"{error}, which its index names: the checkpoint is not whole"
+            missing = f"{error}, which its index names: download the rest of the checkpoint"
             raise CheckpointError(missing) from error
 
 

@@ -294,7 +294,7 @@ def test_index_and_shard_must_tell_the_same_story(folder: Path) -> None:
     shards = sorted(set(index["weight_map"].values()))
     index["weight_map"][NORM] = shards[-1]
     (folder / INDEX).write_text(json.dumps(index))
-    refused(folder, "disagree about 1 tensors", NORM)
+    refused(folder, "disagree about 1 tensor, ", NORM)
 
 
 def shard_of(folder: Path) -> Path:
