@@ -159,7 +159,9 @@ def by_open_clip(task: Task) -> Iterator[Run]:
     open_clip: Any = importlib.import_module("open_clip")
     sizes = TINY_OPEN_CLIP if task.setup.tiny else {}
     with task.device:
-        model, _, transform = open_clip.create_model_and_transforms(OPEN_CLIP[task.name], **sizes)
+        model, _, transform = open_clip.create_model_and_transforms(
+            OPEN_CLIP[task.name], device=task.device, **sizes
+        )
     with by_loader(ready(model.visual, task), transform, task) as run:
         yield run
 
@@ -194,11 +196,15 @@ def by_sentence_transformers(task: Task) -> Iterator[Run]:
 
         modalities = ("image",)
 
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = tower  # its parameters tell the library the device of the model
+
         def preprocess(self, inputs: Any, prompt: Any = None, **settings: Any) -> Any:
             return processor(inputs, return_tensors="pt")
 
         def forward(self, features: Any, **settings: Any) -> Any:
-            rows = tower(features["pixel_values"].to(torch.bfloat16)).last_hidden_state
+            rows = self.tower(features["pixel_values"].to(torch.bfloat16)).last_hidden_state
             return {**features, "sentence_embedding": rows.mean(1).float()}
 
         def save(self, *arguments: Any, **settings: Any) -> None:
