@@ -174,7 +174,8 @@ def compare(read: Read, path: Path, indices: Sequence[int]) -> dict[str, Any]:
 def describe() -> dict[str, Any]:
     """Return the description of this machine, with the versions of the decoders."""
     packages = {name: version_of(name, name) for name in ("av", "torchcodec")}
-    return {**describe_machine(), "cpu": cpu_name(), "cores": os.cpu_count(), **packages}
+    cores = {"cpu": cpu_name(), "cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
+    return {**describe_machine(), **cores, **packages}
 
 
 def table(body: Mapping[str, Any]) -> str:
@@ -199,7 +200,8 @@ def table(body: Mapping[str, Any]) -> str:
         place = f"{place} and an {machine['gpu']}"
     caption = (
         f"{shown} to read clips of {body['size']} at {RATE} frames per second, {place}, "
-        f"PyAV {machine['av']}, torchcodec {machine['torchcodec']}:"
+        f"PyAV {machine['av']}, torchcodec {machine['torchcodec']}, torch {machine['torch']} "
+        f"(threads: {machine['torch threads']}):"
     )
     return f"{caption}\n\n{markdown(('codec', 'clip', 'frames', *names), rows)}"
 

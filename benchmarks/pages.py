@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import (
     budget_waste,
+    clips,
     decoders,
     encode_many,
     family_speed,
@@ -140,6 +141,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "from bytes": lambda: gate.table(results("gate_h200"), results("gate_h100")),
     "folders": lambda: folders.table(results("folders_h100")),
     "one image from bytes": lambda: gate.sentence(results("gate_h200")),
+    "clips": clips.tables,
     "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
     "image towers": lambda: image_towers.table(results("image_towers_h100")),
