@@ -225,9 +225,12 @@ def turn(options: argparse.Namespace, *, alone: bool) -> Iterator[None]:
     if options.turns is None:
         yield
         return
-    with options.turns.open("a") as file:  # closing the file ends the turn
+    with options.turns.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
 
 
 def compile_towers(
