@@ -90,8 +90,8 @@ def begin_with_own_processes(items: list[pytest.Item]) -> None:
     """Move the tests of third-party packages to the front, and leave their fixtures out here.
 
     Of several processes, the first then runs all of them: pytest-xdist steals from the end of what
-    a process has left, and a second process would run all such tests of a file once more. Fixtures
-    are made in the tests' own process.
+    a process has left, and a second process would run all such tests of a folder once more.
+    Fixtures are made in the tests' own process.
     """
     items.sort(key=lambda item: item.get_closest_marker("integrations") is None)
     for item in items:
@@ -142,23 +142,31 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of a third-party package in a process of its own, with all such of its file.
+    """Run a test of a third-party package in another process, with all such of its folder.
 
-    What such a package patches, starts or leaves behind then reaches no other file's test. To start
-    a process takes as long as most of these tests, so functions of a file share one.
+    What such a package patches, starts or leaves behind then reaches no test of the library. To
+    start a process takes longer than most of these tests, so those of ``tests/vitgraph``, of
+    ``tests/documents`` and of ``tests/package`` share one each.
     """
     if not pyfuncitem.get_closest_marker("integrations") or OWN_PROCESS in os.environ:
         return None
-    items = [item for item in pyfuncitem.session.items if item.path == pyfuncitem.path]
+    folder = top_folder(pyfuncitem)
+    items = [item for item in pyfuncitem.session.items if top_folder(item) == folder]
     ids = tuple(item.nodeid for item in items if item.get_closest_marker("integrations"))
     said = in_own_process(pyfuncitem.config.rootpath, ids)
     lines = said.splitlines()
     if f"PASSED {pyfuncitem.nodeid}" in lines:
         return True
-    skipped = [line for line in lines if line.startswith("SKIPPED")]
+    file = pyfuncitem.nodeid.partition("::")[0]
+    skipped = [line for line in lines if line.startswith("SKIPPED") and f" {file}:" in line]
     if skipped and not any(line.startswith(("FAILED", "ERROR")) for line in lines):
         pytest.skip("; ".join(skipped))
     pytest.fail(said, pytrace=False)
+
+
+def top_folder(item: pytest.Item) -> str:
+    """The folder of ``tests`` in which the file of a test lies, however deep."""
+    return item.nodeid.split("/")[1]
 
 
 @functools.cache

@@ -97,17 +97,17 @@ def test_ray_data_writes_the_vectors_of_encode(
 
 
 @pytest.mark.integrations
-@pytest.mark.parametrize("processes", [1, 2])
 def test_datasets_map_adds_the_vectors_of_encode(
-    repo: Path, photos: Path, wanted: np.ndarray[Any, Any], tmp_path: Path, processes: int
+    repo: Path, photos: Path, wanted: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
+    """In two processes; ``test_embed_batch.py`` calls what one process calls, without a rank."""
     needs("datasets")
     from datasets import load_from_disk
 
     out = tmp_path / "vectors"
     command = (sys.executable, EXAMPLES / "datasets_map.py", repo, photos, out)
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    run(*command, "--processes", processes, "--batch-size", 2, **cache)
+    run(*command, "--processes", 2, "--batch-size", 2, **cache)
     found = load_from_disk(str(out))
     assert {"image", "embedding", "error"} <= set(found.column_names)
     rows = found.select_columns(["embedding", "error"]).to_list()

@@ -16,7 +16,8 @@ from tests.oracles import Grids, distance, draw_pixels, fields_of, in_tokens_of,
 from tests.support.comparisons import assert_all_equal
 from vitgraph.integrations.export import export_onnx, export_program
 
-TOWERS = ["intern_vit_300m", "intern_vit_6b", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+IN_ONNX = ["intern_vit_300m", "qwen2_5_vl", "qwen3_vl"]
+"""Towers of tiles, of windows and of DeepStack, whose dynamic programs ONNX Runtime runs."""
 
 
 def grids_of(name: str) -> list[Grids]:
@@ -55,7 +56,7 @@ def test_a_program_for_one_grid_has_the_encoders_bits(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("name", ["intern_vit_6b", "qwen2_vl", "qwen3_5"])
 def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
     encoder = tiny(name)
     run = export_program(encoder).module()
@@ -68,25 +69,28 @@ def test_a_dynamic_program_takes_items_of_any_size(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grids", [None, [[1, 4, 6], [2, 4, 4]]])
-def test_a_saved_program_runs_without_this_library(tmp_path: Path, grids: Grids | None) -> None:
-    encoder = tiny("qwen2_5_vl")
-    program = export_program(encoder, grids)
-    torch.export.save(program, tmp_path / "tower.pt2")
-    wanted = grids or [[1, 8, 6]]
-    inputs = given(encoder, "qwen2_5_vl", wanted, grids is None)
-    pixels = inputs.pop("pixel_values")
-    torch.save((pixels, inputs) if inputs else (pixels,), tmp_path / "inputs.pt")
+def test_saved_programs_run_without_this_library(tmp_path: Path) -> None:
+    """One for items of any size, and one for the items of its grid."""
+    encoder, kinds = tiny("qwen2_5_vl"), {"any": None, "fixed": [[1, 4, 6], [2, 4, 4]]}
+    wanted = {}
+    for name, grids in kinds.items():
+        torch.export.save(export_program(encoder, grids), tmp_path / f"{name}.pt2")
+        asked = grids or [[1, 8, 6]]
+        inputs = given(encoder, "qwen2_5_vl", asked, grids is None)
+        pixels = inputs.pop("pixel_values")
+        torch.save((pixels, inputs) if inputs else (pixels,), tmp_path / f"{name}.in")
+        wanted[name] = expected(encoder, pixels, asked)
     code = (
         "import sys, torch\n"
-        "run = torch.export.load('tower.pt2').module()\n"
-        "torch.save(run(*torch.load('inputs.pt')), 'outputs.pt')\n"
+        "for name in sys.argv[1:]:\n"
+        "    run = torch.export.load(f'{name}.pt2').module()\n"
+        "    torch.save(run(*torch.load(f'{name}.in')), f'{name}.out')\n"
         "assert not {'encoders', 'vitgraph'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    output = torch.load(tmp_path / "outputs.pt")
-    pairs = zip(output.values(), expected(encoder, pixels, wanted), strict=True)
-    assert max(distance(*pair) for pair in pairs) <= 2e-6
+    subprocess.run([sys.executable, "-c", code, *kinds], cwd=tmp_path, check=True)
+    for name in kinds:
+        pairs = zip(torch.load(tmp_path / f"{name}.out").values(), wanted[name], strict=True)
+        assert max(distance(*pair) for pair in pairs) <= 2e-6, name
 
 
 def test_tiles_of_another_size_are_exported_for_their_grid() -> None:
@@ -135,8 +139,7 @@ def test_without_onnxscript_the_error_says_what_to_install(
     ("name", "dynamic"),
     [
         ("qwen2_5_vl", False),
-        # Tiles, windows, and DeepStack; dynamic programs of all of TOWERS are run above.
-        *((name, True) for name in ("intern_vit_300m", "qwen2_5_vl", "qwen3_vl")),
+        *((name, True) for name in IN_ONNX),
     ],
 )
 def test_onnxruntime_computes_what_the_encoder_does(
