@@ -1,2 +1,1 @@
-"""The tower of InternVL: ``intern_vit``; ``intern_vit_pixels`` makes its tiles by processor files,
-which ``intern_vit_files`` reads."""
+"""The tower of InternVL: ``intern_vit``, and its tiles: ``intern_vit_pixels``."""
