@@ -6,6 +6,7 @@ Encoders and their wrappers, such as ``GraphedEncoder``, inherit the methods fro
 
 - ``items``: the four methods
 - ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
+- ``item_parts``: the parts of a large item that run in calls of their own
 - ``stream``: turns the items of an iterable into results, in order and in bounded memory
 - ``item_errors``: the results of items that could not be encoded; ``finite``: finds NaN in results
 - ``collecting``: results as arrays on the host, copied by batch
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from .calls import MakeInputs as MakeInputs
     from .calls import ResultSettings as ResultSettings
     from .calls import join_inputs as join_inputs
-    from .calls import join_outputs as join_outputs
     from .calls import select_items as select_items
     from .collecting import Arrays as Arrays
     from .collecting import Collected as Collected
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .finite import NOT_FINITE as NOT_FINITE
     from .finite import require_finite as require_finite
     from .item_errors import ItemError as ItemError
+    from .item_parts import join_outputs as join_outputs
     from .items import EncodesItems as EncodesItems
     from .pooling import Pool as Pool
     from .pooling import VectorPool as VectorPool

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from encoders.contract import EncoderOutput, VisionInputs
-from encoders.streams.calls import ItemEncoder, ResultSettings, plan_calls
+from encoders.streams.calls import ItemEncoder, ResultSettings
+from encoders.streams.item_parts import plan_calls
 from encoders.streams.pooling import pool
 from graphwrap import GraphedEncoder
 from graphwrap.encoder_forms import OnePath
