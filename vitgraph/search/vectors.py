@@ -69,7 +69,8 @@ class Vectors:
     def nearest(self, vector: Floats, top: int, *, centred: bool = True) -> list[Hit]:
         """Return the images whose vectors have the largest cosine with a vector, the best first.
 
-        Vectors with a NaN or an infinity count neither for the mean nor for the ranking.
+        Vectors with a NaN or an infinity count neither for the mean nor for the ranking. Images of
+        equal cosines are in the order of the job.
 
         Args:
             vector: [D], comparable with the job's vectors.
@@ -87,8 +88,10 @@ class Vectors:
         for start, rows in self.rows(len(vector), "search"):
             places = np.flatnonzero(are_finite(rows))
             cosines[start + places] = unit(rows[places] - mean) @ query
-        best = np.argpartition(-cosines, min(top, self.count) - 1)[: min(top, self.count)]
-        best = best[np.lexsort((best, -cosines[best]))]
+        count = min(top, self.count)
+        # Of equal cosines, as of copies of an image, the first count.
+        best = np.flatnonzero(cosines >= np.partition(cosines, -count)[-count])
+        best = best[np.lexsort((best, -cosines[best]))][:count]
         names = self.keys_and_files(best)
         return [
             Hit(key, float(cosines[row]), file)

@@ -95,6 +95,20 @@ def test_cosines_are_those_of_the_definition_in_every_format(
         assert hit.file.key == key
 
 
+def test_of_images_with_equal_cosines_the_first_are_returned(
+    made: Callable[..., Path], photos: Path
+) -> None:
+    for number in range(60):
+        shutil.copy(photos / "03.png", photos / f"{number + 10}.png")
+    out = made("--shard-items", "100")
+    keys, matrix = load_embeddings(out)
+    equal = np.eye(*matrix.shape, dtype=np.float32)
+    equal[3:] = equal[3]
+    np.save(out / "00000.npy", equal)
+    hits = Vectors(str(out)).nearest(equal[3], 7, centred=False)
+    assert [hit.key for hit in hits] == keys[3:10]
+
+
 def test_vectors_that_are_not_finite_are_left_out_and_counted(
     made: Callable[..., Path], photos: Path, cli: Cli
 ) -> None:
