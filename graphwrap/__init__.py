@@ -8,7 +8,8 @@ names in ``__all__``. The modules, in the order in which a call passes through t
 - ``settings``: checks the encoder and the settings; ``calling``: torch's modes, the lock and the
   pixels of a call; ``changes``: notices weights, modules and values that change after capture
 - ``encoder_forms``: the form of the encoder that is captured, such as the accelerated one
-- ``budgets``: how many graphs there are, and how much each one holds
+- ``budgets``: how many graphs there are, and how much each one holds; ``budget_sizes``: the token
+  counts that pad least
 - ``capture``: captures a graph per budget, the largest first
 - ``buffers``: the memory that graphs read and write, and one graph of one size
 - ``measuring``: times replays and eager runs; ``costs``: holds and saves these times
@@ -19,7 +20,8 @@ names in ``__all__``. The modules, in the order in which a call passes through t
 - ``torch_internals``: the private functions of torch that are called
 """
 
-from .budgets import Budget, fit_budgets
+from .budget_sizes import fit_budgets
+from .budgets import Budget
 from .encoder_forms import FormKernels, joins_paths, with_paths
 from .graphed_encoder import GraphedEncoder
 from .kept_tables import KeptTable, list_tables, remove_tables

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphwrap import fit_budgets
-from graphwrap.budgets import Batch, choose_budgets, default_budgets, square_counts
+from graphwrap.budget_sizes import default_budgets, square_counts
+from graphwrap.budgets import Batch, choose_budgets
 from tests.support.graphs.cases import at_true_size, pixels_for, tokens, toy
 
 # --- the default budgets --------------------------------------------------------------------------
