@@ -134,7 +134,7 @@ def grids_of(family: Family, tier: str) -> list[Grids]:
     return lists[family.tiled, tier]
 
 
-ROWS_OF_A_CALL = 700
+ROWS_OF_A_CALL = 1500
 
 
 def in_calls(family: Family, grid_lists: list[Grids], rows: int) -> list[list[Grids]]:
@@ -177,7 +177,7 @@ def worst_distances(
         lift: for the reference.
         rows: lists share a call of up to so many rows, which saves most of the time of deep towers.
     """
-    encoder, reference = build_pair(family, changes, dtype, lift)
+    encoder, reference = build_pair(family, changes, dtype, lift, shared=True)
     if not family.tiled and not family.ragged:
         grid_lists = [in_tokens_of(encoder, grids) for grids in grid_lists]
     worst: dict[str, float] = {}

@@ -36,7 +36,7 @@ class HeadsInHalves(nn.Module):
         self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load tensors whose rows of queries and keys are in our order."""
-        return super().load_state_dict(self.permuted(state_dict), strict)
+        return super().load_state_dict(self.permuted(state_dict), strict, assign)
 
     def permuted(self, state: Mapping[str, Tensor]) -> State:
         """Put our rows of queries and keys in the order that turns halves of a head."""
