@@ -189,8 +189,9 @@ class EncodesItems(ABC, Generic[Output]):
         """Encode a stream of items of any length; outputs come in the order of the items.
 
         Threads decode and preprocess items while earlier ones are encoded, without gradients, in
-        batches of tokens. At most four batches are read ahead of the results that were yielded, so
-        memory is bounded; an item that is being decoded counts as the mean of earlier ones.
+        batches of tokens. At most four batches, on a GPU eight, are read ahead of the results that
+        were yielded, so memory is bounded; an item that is being decoded counts as the mean of
+        earlier ones.
 
         Args:
             items: any iterable; worker threads iterate it, one at a time. An item is an image as

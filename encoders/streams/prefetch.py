@@ -16,8 +16,9 @@ _PATIENCE = 5.0
 the caller's iterator is left running."""
 
 
-_SEVERAL = 8
-"""A turn has many items if it has more than so many."""
+_TURNS, _SEVERAL = 4, 8
+"""The most turns of more than so many items that threads have in hand at once. Such items are
+prepared in no time, and each further thread takes Python's lock from the consumer."""
 
 
 class _Failure:
@@ -43,8 +44,6 @@ class Prefetch(Generic[Given, Prepared]):
             1 at most, or one item, so that it takes several that are prepared in no time.
         limit: largest total size of unreleased results; one item is taken even if it is larger.
         workers: number of threads.
-        turns: the most turns of many items that threads have in hand at once. Such items are
-            prepared in no time, and each further thread takes Python's lock from the consumer.
     """
 
     def __init__(
@@ -55,10 +54,9 @@ class Prefetch(Generic[Given, Prepared]):
         share: Callable[[Given], float],
         limit: int,
         workers: int,
-        turns: int = 4,
     ) -> None:
         self._items, self._prepare, self._share = items, prepare, share
-        self._limit, self._most_turns = limit, turns
+        self._limit = limit
         self._left: list[Given] = []
         """The item that did not fit into a worker's turn, if there is one."""
         self._source = threading.Lock()
@@ -215,7 +213,6 @@ class Prefetch(Generic[Given, Prepared]):
         if not count:
             count, size = 4, self._limit
         left = (self._limit - self._held_size) * count // (size or 1)
-        has_turn = self._turns < self._most_turns
-        room = left - (self._taken_count - self._prepared_count) if has_turn else 0
+        room = left - (self._taken_count - self._prepared_count) if self._turns < _TURNS else 0
         # If the consumer waits for exactly the next item, it is taken.
         return max(room, int(self._wanted_number == self._taken_count))

@@ -71,8 +71,9 @@ from .pooling import VectorPool
 from .prefetch import Prefetch
 from .progress import Progress
 
-BATCHES_AHEAD = 4
-"""The number of batches that are prepared ahead of the results that were yielded."""
+BATCHES_AHEAD, STAGED_AHEAD = 4, 8
+"""The number of batches that are prepared ahead of the results that were yielded, and where pixels
+are kept as uint8 on a GPU, a quarter of the bytes of float32 or less."""
 OnError: TypeAlias = Literal["raise", "keep"]
 """Whether a bad item stops a stream with its error, or an :class:`ItemError` is its result."""
 Encoded: TypeAlias = EncoderOutput | PartialOutput | Tensor
@@ -87,8 +88,6 @@ _TOGETHER, _BYTES = 32, 1 << 25
 """A thread takes so many arrays, or so many bytes of images, at once, and half as many images are
 resized at once without waiting for more. Fewer would make threads wait for each other more often;
 if more waited, the consumer would have to resize them."""
-_TURNS, _DECODING_TURNS = 4, 2
-"""The most turns of many arrays, and of files for a GPU to decode, that threads have in hand."""
 _FILES = (str, os.PathLike, bytes, Readable)
 """The items of which a thread takes several at once for a GPU to decode."""
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
@@ -334,17 +333,15 @@ class _Stream:
     ) -> Generator[ItemResult, None, None]:
         """Yield one result per item, in order; the generator ends its ``workers`` threads."""
         self.queue.begin()
-        limit = BATCHES_AHEAD * self.batch_tokens
+        ahead = BATCHES_AHEAD if self.stager is None else STAGED_AHEAD
+        limit = ahead * self.batch_tokens
         self.turn_tokens = _IN_HAND * limit / workers
-        prefetch = Prefetch(
-            items,
-            self._prepare,
-            share=self._share,
-            limit=limit,
-            workers=workers,
-            turns=_DECODING_TURNS if self.decode == "gpu" else _TURNS,
-        )
-        with prefetch, progress:
+        with (
+            Prefetch(
+                items, self._prepare, share=self._share, limit=limit, workers=workers
+            ) as prefetch,
+            progress,
+        ):
             self.start_time = time.perf_counter()
             started: deque[_Started] = deque()
             for batch in self._batches(prefetch):

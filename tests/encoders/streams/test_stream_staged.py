@@ -242,7 +242,7 @@ def test_threads_have_no_more_files_in_hand_than_leave_room_for_batches(
 
     monkeypatch.setattr(stream, "decode_jpegs", decode)
     files = [jpeg((64, 64))] * 100  # of 64 tokens each
-    how = {"batch_tokens": 640, "workers": workers, "progress": False}
+    how = {"batch_tokens": 320, "workers": workers, "progress": False}
     assert len(list(tower("qwen3_vl").embed_many(files, pool="mean", **how))) == 100
     assert max(runs, default=1) == most
 
