@@ -7,6 +7,7 @@ formats, CMYK, a JPEG file without an end) and what nvImageCodec cannot decode.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .image_files import Readable, header_of, jpeg_bytes, read_image_file
+from .image_files import Readable, header_of, jpeg_bytes, read_image_file, rewindable
 from .jpeg_files import decoding_to_pinned_memory, jpeg_of
 from .jpeg_headers import UPRIGHT, JpegHeader, read_header
 from .torch_internals import empty_images
@@ -160,6 +161,7 @@ class GpuDecoder:
 
         Files with errors are left as they are, so that decoding them on the CPU raises the errors.
         """
+        images = [_held(image) for image in images]
         files = [self._file(image) for image in images]
         self._waiting.extend(file for file in files if file is not None)
         decoded = []
@@ -246,6 +248,14 @@ class GpuDecoder:
         for file, pixels, image in zip(files, made, found, strict=True):
             file.pixels = None if image is None else pixels
         return [file for file in files if file.pixels is None]
+
+
+def _held(image: object) -> object:
+    """Return an image that can be read here and, if need be, by the CPU."""
+    try:
+        return rewindable(image) if isinstance(image, io.IOBase) else image
+    except Exception:  # noqa: BLE001
+        return image  # the CPU raises the error of this image
 
 
 def _read(image: object) -> tuple[bytes, JpegHeader] | None:

@@ -269,7 +269,13 @@ def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) ->
         # A lazy file object opens its file now. If that fails, its error is raised unchanged:
         # ``_open`` would report it as a damaged image.
         source.read(0)
-        return _open(source, load)
+        return _open(rewindable(source), load)
+
+
+def rewindable(file: Readable) -> Readable:
+    """Return an open file, or one in memory if it cannot be read twice, as an answer of the web."""
+    is_once = isinstance(file, io.IOBase) and not file.seekable()
+    return io.BytesIO(file.read()) if is_once else file
 
 
 def _find_file(file: str | os.PathLike[str]) -> Path:

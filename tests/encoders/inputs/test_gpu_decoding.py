@@ -178,6 +178,31 @@ def test_a_file_that_the_codec_cannot_decode_harms_no_other(codec: FakeCodec) ->
         assert torch.equal(pixels, wanted)
 
 
+class Answer(io.BytesIO):
+    """An open file that can be read once, as of the web."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        raise io.UnsupportedOperation("seek")
+
+
+def test_files_that_can_be_read_once_are_decoded_by_the_cpu_too(codec: FakeCodec) -> None:
+    china().save(png := io.BytesIO(), "PNG")
+    contents = [jpeg(), png.getvalue(), jpeg(mode="CMYK")]
+    with decoding_by(GpuDecoder(CPU)):
+        found = read_images([Answer(content) for content in contents])
+    for pixels, content in zip(found, contents, strict=True):
+        assert torch.equal(pixels, to_rgb(content))
+        assert torch.equal(pixels, to_rgb(Answer(content)))
+    for bad in (b"no image", b"", jpeg()[:900]):
+        with pytest.raises(ValueError, match="image 0: cannot be read as an image"):
+            read_images(Answer(bad))
+        with decoding_by(GpuDecoder(CPU)), pytest.raises(ValueError, match="cannot be read as an"):
+            read_images(Answer(bad))
+
+
 @pytest.mark.parametrize("bad", [jpeg()[:900], b"no image", "gone.jpg", None, {"id": 3}])
 def test_errors_of_images_are_those_of_the_cpu(codec: FakeCodec, bad: Any) -> None:
     with pytest.raises(ValueError) as wanted:
