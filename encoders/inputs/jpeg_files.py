@@ -75,10 +75,12 @@ def decode_in_turn(files: Sequence[tuple[bytes, JpegHeader]]) -> tuple[Tensor, l
     """
     sizes = [header.height * header.width * 3 for _, header in files]
     pixels = _empty(sum(sizes), pinned=_PINS.get())
+    flat: Array = pixels.numpy()
     made: list[Array | None] = []
-    parts = np.split(pixels.numpy(), np.cumsum(sizes)[:-1])
-    for (data, header), part in zip(files, parts, strict=True):
-        rows = part.reshape(header.height, header.width, 3)
+    end = 0
+    for (data, header), size in zip(files, sizes, strict=True):
+        start, end = end, end + size
+        rows = flat[start:end].reshape(header.height, header.width, 3)
         made.append(rows if _decode_into(data, rows) else None)
     return pixels, made
 
