@@ -140,16 +140,7 @@ def choose_budgets(
     if budgets is not None:
         if low is not None or high is not None:
             raise ValueError("budgets given: min_budget and max_budget only bound inferred ones")
-        token_counts = sorted(set(require_positives("budgets", "budget", budgets)))
-        if not token_counts:
-            raise ValueError("budgets is empty: give at least one number of output tokens, or None")
-        if len(token_counts) > max_count:
-            raise ValueError(
-                f"{len(token_counts)} budgets, max_graphs={max_count}: drop some or raise it"
-            )
-        tokens = _round_up(encoder, token_counts)
-        if tokens != token_counts:
-            warn_caller(f"budgets {token_counts} rounded up to what items can make: {tokens}")
+        tokens = _given_tokens(encoder, budgets, max_count)
     else:
         low, high = _bounds(encoder, low, high, items)
         long_count, short_count = _segment_counts(frames, items or min(64, low))
@@ -166,6 +157,24 @@ def choose_budgets(
         )
     shapes = _shapes(encoder, tokens, _segment_counts(frames, items), max_count)
     return BudgetSet(tuple(sorted(shapes)), items, inferred=budgets is None)
+
+
+def _given_tokens(
+    encoder: GraphableEncoder, budgets: Iterable[SupportsIndex], max_count: int
+) -> list[int]:
+    """Return the token counts that the user gives, ascending, rounded up to what items can make."""
+    token_counts = sorted(set(require_positives("budgets", "budget", budgets)))
+    if not token_counts:
+        raise ValueError("budgets is empty: give at least one number of output tokens, or None")
+    if len(token_counts) > max_count:
+        raise ValueError(
+            f"{len(token_counts)} budgets and max_graphs={max_count}: leave out some budgets, or "
+            "raise max_graphs"
+        )
+    tokens = _round_up(encoder, token_counts)
+    if tokens != token_counts:
+        warn_caller(f"budgets {token_counts} rounded up to what items can make: {tokens}")
+    return tokens
 
 
 def budgets_by_path(

@@ -134,20 +134,9 @@ class MoonViTConfig:
         width = read_size(vision, "vt_hidden_size", "hidden_size", default=usual["hidden_size"])
         heads_width = read_size(vision, "qkv_hidden_size", default=1536 if third else width)
         side = read_size(vision, "init_pos_emb_height", "pos_emb_height", default=64)
-        for name in ("init_pos_emb_width", "pos_emb_width"):
-            require_value(vision, name, side)
-        for name in ("hidden_act", "activation_func"):
-            require_value(vision, name, "gelu_pytorch_tanh")
-        require_value(vision, "pos_emb_type", "divided_fixed")
-        require_value(vision, "mlp_type", "mlp2")
-        require_value(vision, "video_attn_type", "spatial_temporal")
-        require_value(vision, "merge_type", "sd2_tpool")
-        require_value(vision, "projector_hidden_act", "gelu")
-        require_value(vision, "mm_hidden_size", width, None)
-        require_value(config, "projection_hidden_size", width, None)
         bias = read_flag(vision, "linear_bias", default=not third)
-        for name in ("attn_bias", "patch_embed_proj_bias"):
-            require_value(vision, name, bias)
+        _require_supported(vision, width, side, bias)
+        require_value(config, "projection_hidden_size", width, None)
         usual_frames = 4 if any(types) else 1  # Kimi-VL's configs state none
         frames = read_size(
             vision, "init_pos_emb_time", "pos_emb_time", default=usual_frames, limit=64
@@ -184,6 +173,29 @@ class MoonViTConfig:
 _K2_5 = {"hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
 _K3 = {"hidden_size": 1024, "intermediate_size": 4096, "num_heads": 12}
 """The sizes of Kimi-K3 where its config leaves them out; ``_K2_5`` has those of the others."""
+
+
+def _require_supported(vision: Mapping[str, object], width: int, side: int, bias: bool) -> None:
+    """Raise a ValueError if a field of the vision section has a value that is not implemented.
+
+    Args:
+        vision: the section.
+        width: the width of the tower.
+        side: the number of rows of the table of positions.
+        bias: whether the linear layers have biases.
+    """
+    for name in ("init_pos_emb_width", "pos_emb_width"):
+        require_value(vision, name, side)
+    for name in ("hidden_act", "activation_func"):
+        require_value(vision, name, "gelu_pytorch_tanh")
+    require_value(vision, "pos_emb_type", "divided_fixed")
+    require_value(vision, "mlp_type", "mlp2")
+    require_value(vision, "video_attn_type", "spatial_temporal")
+    require_value(vision, "merge_type", "sd2_tpool")
+    require_value(vision, "projector_hidden_act", "gelu")
+    require_value(vision, "mm_hidden_size", width, None)
+    for name in ("attn_bias", "patch_embed_proj_bias"):
+        require_value(vision, name, bias)
 
 
 def _says(section: Mapping[str, object], name: str, no: str, yes: str, default: bool) -> bool:

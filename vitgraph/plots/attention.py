@@ -12,6 +12,7 @@ from encoders.inputs import ImageLike, to_rgb
 from ..packages import require_matplotlib
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANELS = 5
@@ -65,21 +66,13 @@ def plot_attention(
     panel_height = PANEL_WIDTH * height / width + 0.45
     figure = Figure((PANEL_WIDTH * columns, rows * panel_height + 0.4), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    grey = pixels.float().mean(-1) / 255
-    extent = (0, width, height, 0)
-    axes[0].imshow(pixels.numpy(), extent=extent)
+    axes[0].imshow(pixels.numpy(), extent=(0, width, height, 0))
     axes[0].set_title("photograph", fontsize=9)
-    for column, row in marks[0]:
-        axes[0].plot(column * width, row * height, "P", **_MARK)
-    for panel, weights, name, points in zip(axes[1:], panels, names, marks, strict=False):
-        panel.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
-        panel.imshow(
-            weights.numpy(), cmap="inferno", vmin=0, alpha=0.65, extent=extent, aspect="equal"
-        )
+    for panel, weights, name in zip(axes[1:], panels, names, strict=False):
+        _draw_weights(panel, pixels, weights, name)
+    for panel, points in zip(axes, [marks[0], *marks], strict=False):
         for column, row in points:
             panel.plot(column * width, row * height, "P", **_MARK)
-        panel.set_title(name, fontsize=9)
-        panel.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
     for panel in axes:
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_visible(False)
@@ -87,6 +80,16 @@ def plot_attention(
         panel.set_axis_off()
     figure.suptitle(title or "", fontsize=11)
     return figure
+
+
+def _draw_weights(panel: Axes, pixels: Tensor, weights: Tensor, name: str) -> None:
+    """Draw attention weights [h, w] over a grey photograph, given as uint8 [H, W, 3]."""
+    grey = pixels.float().mean(-1) / 255
+    extent = (0, pixels.shape[1], pixels.shape[0], 0)
+    panel.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+    panel.imshow(weights.numpy(), cmap="inferno", vmin=0, alpha=0.65, extent=extent, aspect="equal")
+    panel.set_title(name, fontsize=9)
+    panel.set_xlabel(f"largest weight {float(weights.max()):.2g}", fontsize=8, color="dimgrey")
 
 
 def _steps(maps: Tensor | Sequence[Tensor]) -> int:

@@ -86,7 +86,7 @@ def test_bounds_beside_budgets_are_refused() -> None:
 
 
 def test_more_budgets_than_max_graphs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"3 budgets, max_graphs=2"):
+    with pytest.raises(ValueError, match=r"3 budgets and max_graphs=2"):
         static(ToyEncoder(), [4, 8, 16], max_graphs=2)
 
 
