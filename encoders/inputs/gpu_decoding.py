@@ -161,30 +161,33 @@ class GpuDecoder:
 
         Files with errors are left as they are, so that decoding them on the CPU raises the errors.
         """
-        images = [_held(image) for image in images]
         files = [self._file(image) for image in images]
-        self._waiting.extend(file for file in files if file is not None)
+        self._waiting.extend(file for _, file in files if file is not None)
         decoded = []
-        for image, file in zip(images, files, strict=True):
+        for image, file in files:
             pixels = None if file is None else self._take(file)
             decoded.append(image if pixels is None else DeviceImage(pixels))
         return decoded
 
-    def _file(self, image: object) -> _File | None:
-        """Read a JPEG file that the device is to decode; None for every other image."""
+    def _file(self, image: object) -> tuple[object, _File | None]:
+        """Read a JPEG file that the device is to decode; None for every other image.
+
+        The image comes first, in memory if it is an open file that can be read once.
+        """
         try:
+            image = rewindable(image) if isinstance(image, io.IOBase) else image
             found = _read(image)
             if found is None:
-                return None
+                return image, None
             data, header = found
             source: _CodeStream = self._nvimgcodec.CodeStream(data)
             # Pixels are written to memory of the size that was checked.
             fits = (source.height, source.width) == (header.height, header.width)
-            return _File(source, header) if fits else None
+            return image, _File(source, header) if fits else None
         except Exception:  # noqa: BLE001
             # Reading an open file runs the user's code, which may raise any class; nvImageCodec
             # rejects some files. The CPU then raises the error of this image, or decodes it.
-            return None
+            return image, None
 
     def _take(self, file: _File) -> Tensor | None:
         """Return the upright pixels of a file once it was decoded, by this thread or another."""
@@ -248,14 +251,6 @@ class GpuDecoder:
         for file, pixels, image in zip(files, made, found, strict=True):
             file.pixels = None if image is None else pixels
         return [file for file in files if file.pixels is None]
-
-
-def _held(image: object) -> object:
-    """Return an image that can be read here and, if need be, by the CPU."""
-    try:
-        return rewindable(image) if isinstance(image, io.IOBase) else image
-    except Exception:  # noqa: BLE001
-        return image  # the CPU raises the error of this image
 
 
 def _read(image: object) -> tuple[bytes, JpegHeader] | None:
