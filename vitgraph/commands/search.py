@@ -98,13 +98,11 @@ def search(options: argparse.Namespace) -> None:
     hits = vectors.nearest(query.cpu().float().numpy(), options.top, centred=not words)
     rows = [(str(n), f"{hit.cosine:.4f}", hit.key) for n, hit in enumerate(hits, 1)]
     print(format_table(("rank", "cosine", "key"), rows))
-    numbers = (
-        f"plain cosines of the text with {counted(vectors.count, 'vector')}"
-        if words
-        else f"cosines with {counted(vectors.count, 'vector')}; the mean of the folder was "
-        "subtracted from each of them and from the query's"
-    )
-    facts = print_facts(options, vectors, about, numbers, query.device)
+    over = f"over {counted(vectors.count, 'vector')}"
+    score = f"plain cosine with the text, {over}"
+    if not words:
+        score = f"cosine after subtracting the mean vector of the folder, {over}"
+    facts = print_facts(options, vectors, about, score, query.device)
     if options.html:
         from ..search.page import write_page
 

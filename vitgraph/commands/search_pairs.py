@@ -41,8 +41,8 @@ def print_pairs(options: argparse.Namespace, vectors: Vectors) -> None:
             f", more than --max-pairs {options.max_pairs:,}: {counted(len(found.groups), 'group')} "
             f"with {counted(images, 'image')}, in which a chain of pairs joins all"
         )
-    numbers = f"{pairs}; plain cosines of {counted(vectors.count, 'vector')}"
-    facts = print_facts(options, vectors, "", numbers, device)
+    score = f"plain cosine, over {counted(vectors.count, 'vector')}; {pairs}"
+    facts = print_facts(options, vectors, "", score, device)
     if options.csv is not None:
         with enough_disk(options.csv):
             write_atomic(options.csv, csv_bytes(list(_lines(vectors, found))))

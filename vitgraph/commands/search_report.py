@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_facts(
-    options: argparse.Namespace, vectors: Vectors, about: str, numbers: str, device: torch.device
+    options: argparse.Namespace, vectors: Vectors, about: str, score: str, device: torch.device
 ) -> dict[str, str]:
     """Print facts about the search, and return them by their labels, to write into the HTML page.
 
@@ -24,7 +24,7 @@ def print_facts(
         options: the parsed options.
         vectors: the vectors that were searched.
         about: how the query was encoded.
-        numbers: what the numbers of the result are.
+        score: which cosine the result shows, and over how many vectors.
         device: the device that computed.
     """
     from ..devices import device_text
@@ -39,17 +39,18 @@ def print_facts(
         encoder += "; the job ran products in fp8, the query none"
     if vectors.left_out:
         skipped = counted(vectors.left_out, "vector")
-        numbers += f"; skipped {skipped} with values that are not finite"
+        score += f"; skipped {skipped} with values that are not finite"
     facts = {
         "folder": options.vectors,
+        "score": score,
         "checkpoint": settings["checkpoint"],
         "commit": settings["commit"],
         "encoder": encoder,
-        "numbers": numbers,
         "device": device_text(device),
     }
-    summary = "; ".join(f"{name} {value}" for name, value in facts.items() if name != "folder")
-    print(f"\n{printable(summary)}")
+    print()
+    for name, value in facts.items():
+        print(printable(f"{name:12}{value}"))
     return facts
 
 

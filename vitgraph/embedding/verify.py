@@ -51,7 +51,7 @@ def read_status(folder: str) -> JobReport:
         f"{counted(rows, 'row')}; {counted(errors, 'file')} with errors",
     ]
     if stats:
-        lines.append(f"{files / max(seconds, 1e-9):,.1f} files per second and worker")
+        lines.append(f"{files / max(seconds, 1e-9):,.1f} files per second per worker")
     summary: JsonObject = {
         "folder": folder,
         "files": manifest.items,

@@ -72,7 +72,7 @@ def test_an_image_of_the_job_is_nearest_to_itself(
         _, value, name = line.split(maxsplit=2)
         assert name == key
         assert float(value) == pytest.approx(cosine, abs=2e-4)
-    assert "the mean of the folder was subtracted" in run.out
+    assert "after subtracting the mean vector of the folder" in run.out
     assert "pool mean, length 1, min pixels 4096, max pixels 20000" in run.out
     commit = json.loads((out / "manifest.json").read_text())["settings"]["commit"]
     assert commit in run.out
@@ -190,7 +190,7 @@ def test_page_shows_pictures_of_the_job_and_asks_nothing_of_others(
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert f"style-src 'sha256-{digest}'" in policy
     assert "style=" not in text
-    assert "the mean of the folder was subtracted" in found.text
+    assert "after subtracting the mean vector of the folder" in found.text
 
 
 def test_page_has_no_picture_of_a_file_that_is_another_one_now(

@@ -57,12 +57,12 @@ def test_words_find_images_by_plain_cosines(
     run = cli("search", job, words, "--top", 3, "--html", page, "--no-progress")
     assert run.code == 0, run.err
     assert_hits(run.out, job, model, words)
-    assert "plain cosines of the text with 12 vectors" in run.out
+    assert "plain cosine with the text, over 12 vectors" in run.out
     assert "pool head" in run.out
     text = page.read_text()
     assert "Nearest to <bdi>a red &lt;car&gt;</bdi>" in text
     assert text.count("<img ") == 3
-    assert "plain cosines" in text
+    assert "plain cosine" in text
 
 
 def test_words_find_images_of_a_repo_offline(
@@ -134,7 +134,7 @@ def test_pairs_are_listed_in_a_table_and_on_a_page(job: Path, cli: Cli, tmp_path
         frozenset(same - {key}) for key in same
     }
     assert all(float(row["cosine"]) == pytest.approx(1, abs=1e-5) for row in rows)
-    assert "3 pairs with a cosine of at least 0.99999; plain cosines of 12 vectors" in run.out
+    assert "plain cosine, over 12 vectors; 3 pairs with a cosine of at least 0.99999" in run.out
     text = page.read_text()
     assert "<h1>Pairs of near-duplicates" in text
     assert text.count('<li class="set">') == 3
