@@ -20,7 +20,8 @@ attention (the patches of all segments, packed, and what a tower adds to them, s
 tokens), N tokens, B views or tiles, D width or columns, H heads, K head size or width, S segments,
 F frames, C channels, I images, M patches of the longest image, G cells of patches, L layers, W
 windows, R relative positions, Q groups of queries. In lower case: n rows of a view, or what a file
-counts; (t, h, w) a grid, p patch size, m merge size, s side of a square. An image is [C, H, W].
+counts; r rows before the patches of a segment (class tokens and registers); (t, h, w) a grid, p
+patch size, m merge size, s side of a square. An image is [C, H, W].
 """
 
 from __future__ import annotations

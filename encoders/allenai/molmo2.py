@@ -10,8 +10,8 @@ with windows of 3x3 patches.
 Source: ``Molmo2Model`` of transformers 5.23.0, ``Molmo2VisionBackbone`` of vLLM 0.32.0.
 Repo ids: allenai/Molmo2-4B; Molmo2-8B and Molmo2-O-7B have the same model type.
 
-Shapes: B views, n patches of a view, D width, L blocks that are read, N tokens, W patches of a
-window, H heads, K head size.
+Shapes: B views, n patches of a view, D width, L blocks that are read, N tokens, each of a
+window of patches, H heads, K head size.
 
 Deliberate differences:
 
@@ -366,7 +366,7 @@ class Crops:
         return _kept(self)
 
     def windows(self) -> Tensor:
-        """Return the patches of each token, [N, W] on the CPU; -1 stands for none.
+        """Return the patches of each token, [N, window] on the CPU; -1 stands for none.
 
         Patches are numbered view by view, the whole image first.
         """
@@ -410,7 +410,7 @@ class Frames:
         return self.frames * prod(self.grid)
 
     def windows(self) -> Tensor:
-        """Return the patches of each token, [N, W] on the CPU; -1 stands for none."""
+        """Return the patches of each token, [N, window] on the CPU; -1 stands for none."""
         return _windows_of_frames(self)
 
     def maps_of_views(self, views: Tensor) -> dict[str, Tensor]:
@@ -458,7 +458,7 @@ def _windows_of_frames(clip: Frames) -> Tensor:
 
 
 def _in_windows(grid: Tensor, side: int) -> Tensor:
-    """Return the entries of a grid by window, [windows, W]; -1 fills windows at the edges.
+    """Return the entries of a grid by window, [windows, window]; -1 fills windows at the edges.
 
     If one row or column is missing, it is the last one; of two, the first and the last one.
     """
@@ -478,7 +478,7 @@ class WindowPool(nn.Module):
         self.proj = nn.Linear(out, out)
 
     def forward(self, patches: Tensor, valid: Tensor) -> Tensor:
-        """Return tokens [N, D] of patches [N, W, L*D], those that are ``valid`` [N, W]."""
+        """Return tokens [N, D] of patches [N, window, L*D] that are ``valid`` [N, window]."""
         patches = patches * valid[..., None]
         mean = patches.sum(1) / valid.sum(1, keepdim=True).to(patches.dtype)
         q_NHK = self.q(mean).unflatten(-1, (self.heads, -1))

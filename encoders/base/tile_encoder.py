@@ -1,6 +1,6 @@
 """The base class of towers over square tiles: grids, metadata and maps, but no layers.
 
-Shapes: B tiles of n = c + h*w rows (c of them before the patches: a class token, or none), D tower
+Shapes: B tiles of n = r + h*w rows (r of them before the patches: a class token, or none), D tower
 width, N tokens.
 """
 

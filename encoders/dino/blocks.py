@@ -1,6 +1,6 @@
 """The transformer blocks of DINOv2 and DINOv3: plain pre-norm blocks with a scale per branch.
 
-Shapes: T packed rows, D width, F inner width of the MLP, H heads, K head size.
+Shapes: T packed rows, D width, H heads, K head size.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ each patch to the width of the language model, and another one turns 2x2 of them
 Source: ``MiniMaxM3VLVisionModel`` and ``MiniMaxM3VLMultiModalProjector`` of transformers 5.23.0.
 Repo ids: MiniMaxAI/MiniMax-M3.
 
-Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, r rotated pairs of
-columns of a head, T packed rows of a block.
+Shapes: P patches in merge-block order, N tokens, D width, H heads, K head size, T packed rows of
+a block. The columns of a head are rotated in pairs; the last ones are not rotated.
 
 Deliberate differences:
 
@@ -168,10 +168,10 @@ class MiniMaxM3Encoder(PatchEncoder):
     def _grid_metadata(
         self, grids: list[Grid], max_input_size: int | None, max_windows_per_batch: int | None
     ) -> Metadata:
-        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, r], a row per patch.
+        """Return ``rotary_pos_emb_cos`` and ``rotary_pos_emb_sin`` [P, pairs], a row per patch.
 
         The 2x2 patches of a token are neighbours. P is ``max_input_size``, with padding at the
-        end, or the number of patches of ``grids``; r is the number of rotated pairs of columns.
+        end, or the number of patches of ``grids``.
         """
         dtype = torch.promote_types(self.patch_embed.proj.weight.dtype, torch.float32)
         merge = self.config.spatial_merge_size
@@ -268,9 +268,9 @@ def frame_numbers(segments: Sequence[Grid], rows: int) -> Tensor:
 def rotary_cos_sin(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [P, r] of the angles of ``positions`` [P, 3]: frame pair, row, column.
+    """Return cos and sin [P, pairs] of the angles of ``positions`` [P, 3]: frame pair, row, column.
 
-    r is 3 * (head_size // 6) pairs of columns; ``theta`` is the base.
+    A head has 3 * (head_size // 6) pairs of columns that are rotated; ``theta`` is the base.
     """
     columns = 2 * (head_size // 3 // 2)
     exponents = torch.arange(0, columns, 2, dtype=dtype, device=positions.device)
@@ -280,10 +280,10 @@ def rotary_cos_sin(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate columns i and i + r of queries and keys ``x`` [T, ..., K] by a row's angle i.
+    """Rotate columns i and i + pairs of queries and keys ``x`` [T, ..., K] by a row's angle i.
 
-    ``cos`` and ``sin`` are [T, 1, 1, 2r]: ``RotarySegments.of`` has repeated the values of the r
-    angles and negated the first half of ``sin``. Columns from 2r on are not rotated.
+    ``cos`` and ``sin`` are [T, 1, 1, 2*pairs]: ``RotarySegments.of`` has repeated the values of the
+    angles and negated the first half of ``sin``. Columns from 2*pairs on are not rotated.
     """
     rotated, unrotated = x.tensor_split((cos.shape[-1],), dim=-1)
     first, second = rotated.chunk(2, dim=-1)

@@ -5,7 +5,7 @@ fit a budget of memory are held on the device, and the others pass by; for more 
 they pass by once per budget. More pairs than are wanted are not kept but joined to groups: two
 vectors are in one group if a chain of pairs leads from one to the other.
 
-Shapes: N vectors of the job, D width, B rows of a block.
+Shapes: n vectors of the job, D width.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Found:
     """The pairs that were found: listed up to a number, then joined to groups.
 
     Args:
-        total: N.
+        total: n.
         most: the most pairs to list.
         device: the device of all tensors.
     """
@@ -109,14 +109,14 @@ class _Found:
         self._pairs = [torch.empty(0, 2, dtype=torch.int64)]
         self._cosines = [torch.empty(0)]
         self._labels = torch.arange(total, device=device)
-        """The first row of the group of each row, as far as it is known, int64 [N]."""
+        """The first row of the group of each row, as far as it is known, int64 [n]."""
 
     def add(self, cosines: Tensor, near: Tensor, row: int, column: int) -> None:
         """Add the pairs of two blocks.
 
         Args:
-            cosines: those of the rows of the first block and of the second, [B, B].
-            near: bool [B, B], which of them are a pair.
+            cosines: those of the rows of the first block and of the second, [rows, rows].
+            near: bool [rows, rows], which of them are a pair.
             row: the number of the first row of the first block.
             column: the number of the first row of the second block.
         """
@@ -172,7 +172,7 @@ class _Found:
 def _blocks(
     vectors: Rows, width: int, first: int, block: int, device: torch.device
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the vectors from row ``first`` on, of length 1, [B, D], each with its row's number.
+    """Yield the vectors from row ``first`` on, of length 1, [rows, D], each with its row's number.
 
     A vector with a NaN or an infinity becomes zeros. Only the last block has fewer rows.
     """

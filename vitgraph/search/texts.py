@@ -6,7 +6,7 @@ tower is neither downloaded nor built. The extra ``text`` is needed.
 Source: ``get_text_features`` and the processors of ``models/{clip,metaclip_2,siglip,siglip2}`` of
 transformers 5.24.0.
 
-Shapes: n texts, L tokens per text, D width of the vectors.
+Shapes: n texts, D width of the vectors.
 """
 
 from __future__ import annotations

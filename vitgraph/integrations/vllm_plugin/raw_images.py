@@ -3,7 +3,7 @@
 vLLM is not imported here. ``raw_processor`` sends what is read here: the bytes of all images of a
 batch in one uint8 tensor, and a row of integers per image.
 
-Shapes: I images, P patches of p x p pixels, T tiles.
+Shapes: I images, P patches of p x p pixels, B tiles.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def as_positions(views: Sequence[Tensor], sent: Sent) -> dict[str, Tensor]:
 
 
 def as_tiles(views: Sequence[Tensor], sent: Sent) -> dict[str, Tensor]:
-    """Cut an image as InternVL does, into tiles [T, 3, p, p], line by line, and its thumbnail."""
+    """Cut an image as InternVL does, into tiles [B, 3, p, p], line by line, and its thumbnail."""
     tiles = [cut_frames(view[None, None], sent.patch, 1) for view in views]
     return {"pixel_values_flat": torch.cat(tiles).view(-1, 3, sent.patch, sent.patch)}
 
