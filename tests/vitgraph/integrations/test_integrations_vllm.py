@@ -68,7 +68,7 @@ def test_a_graphed_encoder_gives_the_same_features() -> None:
     graphed = GraphedEncoder(encoder, [64], backend="static")
     ours, wanted = (multi_modal_data(run, IMAGES, **LIMITS)["image"] for run in (graphed, encoder))
     torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
-    short = GraphedEncoder(encoder, backend="static", outputs=["pooler_output"])
+    short = GraphedEncoder(encoder, [64], backend="static", outputs=["pooler_output"])
     with pytest.raises(ValueError, match="leaves out what language models read"):
         multi_modal_data(short, IMAGES, **LIMITS)
 
