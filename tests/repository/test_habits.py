@@ -27,7 +27,7 @@ THEIR_SIGNATURES = {
 
 READS_ITEMS = {
     "encoders/inputs/gpu_decoding.py": ["_file"],
-    "encoders/streams/stream.py": ["_decoded", "_read"],
+    "encoders/streams/preparing.py": ["_decoded", "_read"],
     "vitgraph/embedding/job.py": ["_estimate"],
     "vitgraph/embedding/large_images.py": ["warn", "_area"],
     "vitgraph/embedding/planning/sample.py": ["take_sample"],

@@ -24,7 +24,7 @@ from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor,
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.nvidia.nemotron_pixels import NemotronPreprocessor
-from encoders.streams import stream
+from encoders.streams import preparing
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from tests.oracles import slow
@@ -145,7 +145,7 @@ def test_a_staged_stream_takes_encoders_of_several_paths(name: str) -> None:
 
 @pytest.mark.usefixtures("staged")
 def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, whole = tower("qwen3_vl"), stream.stage_planned
+    encoder, whole = tower("qwen3_vl"), preparing.stage_planned
 
     def fails(
         items: Sequence[torch.Tensor], plans: Sequence[PlannedImage], device: torch.device
@@ -156,7 +156,7 @@ def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.Mo
 
     images = [hopper(), hopper().resize((100, 90)), china().resize((64, 64))]
     wanted = list(encoder.embed_many([images[0], images[2]], progress=False))
-    monkeypatch.setattr(stream, "stage_planned", fails)
+    monkeypatch.setattr(preparing, "stage_planned", fails)
     made = list(encoder.embed_many(images, progress=False, on_error="keep"))
     assert torch.equal(made[0], wanted[0])
     assert isinstance(made[1], ItemError)
@@ -175,7 +175,7 @@ def jpeg(size: tuple[int, int], **options: Any) -> bytes:
 def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     files: list[Any] = []
@@ -215,7 +215,7 @@ def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
 def test_large_files_after_small_ones_are_not_held_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
     items, encoder = [*[jpeg((64, 64))] * 19, *[jpeg((2000, 2000))] * 8], tower("qwen3_vl")
     wanted = encoder.embed([items[-1]], max_pixels=65536)[0]
     tracemalloc.start()
@@ -233,14 +233,14 @@ def test_large_files_after_small_ones_are_not_held_together(
 def test_threads_have_no_more_files_in_hand_than_leave_room_for_batches(
     workers: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_FEW_FILES", 2)
+    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
     runs: list[int] = []
 
     def decode(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
         runs.append(len(items))
         return decode_jpegs(items)
 
-    monkeypatch.setattr(stream, "decode_jpegs", decode)
+    monkeypatch.setattr(preparing, "decode_jpegs", decode)
     files = [jpeg((64, 64))] * 100  # of 64 tokens each
     how = {"batch_tokens": 320, "workers": workers, "progress": False}
     assert len(list(tower("qwen3_vl").embed_many(files, pool="mean", **how))) == 100
@@ -266,7 +266,7 @@ class LostFile(io.BytesIO):
 def test_files_of_other_classes_keep_their_own_errors(
     lost: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_FEW_FILES", 0)
+    monkeypatch.setattr(preparing, "_FEW_FILES", 0)
     items: list[Any] = [jpeg((64, 64))] * 12
     items[6] = lost
     found = list(tower("qwen3_vl").embed_many(items, workers=1, progress=False, on_error="keep"))
