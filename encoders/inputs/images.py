@@ -528,7 +528,8 @@ def normalize(
         from .normalize_kernel import normalize_rows
 
         out = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
-        normalize_rows(pixels, out, *_folded(mean, std), axis)
+        with torch.cuda.device_of(pixels):  # Triton launches on the current device
+            normalize_rows(pixels, out, *_folded(mean, std), axis)
         return out
     out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
     shape = [3 if n == axis else 1 for n in range(pixels.ndim)]

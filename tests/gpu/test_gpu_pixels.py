@@ -106,6 +106,15 @@ def test_normalised_levels_have_the_bits_of_the_cpu() -> None:
         assert torch.equal(normalize(rows.cuda(), drawn[0], drawn[1]).cpu(), wanted), drawn
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_pixels_are_normalised_on_another_gpu_than_the_current_one() -> None:
+    levels = torch.arange(256, dtype=torch.uint8).expand(2, 3, 256)
+    with torch.cuda.device(0):
+        found = normalize(levels.to("cuda:1"), CLIP_MEAN, CLIP_STD)
+    assert found.device == torch.device("cuda:1")
+    assert torch.equal(found.cpu(), normalize(levels, CLIP_MEAN, CLIP_STD))
+
+
 def check_equal(name: str, made: VisionInputs, wanted: VisionInputs) -> None:
     assert made.tiles == wanted.tiles
     assert made.paths.keys() == wanted.paths.keys()
