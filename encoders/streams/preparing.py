@@ -226,7 +226,7 @@ class Preparer:
                 return self._stage(item, self.stager, images, videos)
             self._hold(item, images, videos)
         except Exception as error:  # noqa: BLE001
-            # Reading an item runs the user's code (a member of a zip file, a lazy data set, a
+            # Reading an item runs the user's code (a member of a zip file, a lazy dataset, a
             # store), which may raise any class; other items may still be good.
             item.value = without_item_name(self.kept(error))
         return None
