@@ -283,6 +283,7 @@ def _load(image: Image.Image) -> None:
         except DAMAGED:
             _FAILED[id(image)] = image
             raise
+        _FAILED.pop(id(image), None)  # another page of the file, or the file as it is now
 
 
 def _eight_bits(grey: AnyArray) -> AnyArray:

@@ -122,7 +122,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     dashes = ["--"] * (len(head) < len(arguments))
     options, positional = parser.parse_known_args([*head, *dashes, *tail])
     positional = [argument for argument in positional if argument != "--"]
-    unknown_options = [argument for argument in positional if argument.startswith("-")]
+    # A dash alone is standard input.
+    unknown_options = [name for name in positional if name.startswith("-") and name != "-"]
     if not unknown_options:
         positional = _take_late(options, positional)
     if unknown_options or positional:

@@ -319,6 +319,20 @@ def test_a_pil_image_whose_file_failed_once_is_read_again(tmp_path: Path) -> Non
     assert torch.equal(to_rgb(image), to_rgb(china()))
 
 
+def test_a_page_after_a_damaged_one_is_read_every_time() -> None:
+    pages = [china(), hopper()]
+    how = {"compression": "tiff_adobe_deflate", "save_all": True, "append_images": pages[1:]}
+    pages[0].save(file := io.BytesIO(), "TIFF", **how)
+    damaged = bytearray(file.getvalue())
+    damaged[200:260] = bytes(60)
+    image = Image.open(io.BytesIO(damaged))
+    with pytest.raises(ValueError, match="cannot be decoded to RGB"):
+        to_rgb(image)
+    image.seek(1)
+    for _ in range(2):
+        assert torch.equal(to_rgb(image), to_rgb(pages[1]))
+
+
 def test_a_lazily_opened_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = truncated(tmp_path, ".jpg")
     with Image.open(path) as opened, pytest.raises(ValueError, match=rf"image {path} of mode RGB"):

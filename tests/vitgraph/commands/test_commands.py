@@ -66,6 +66,7 @@ def test_images_may_stand_before_between_and_after_options(
     [
         ("embed repo --out dir photos", {"repo": "repo", "out": "dir", "files": "photos"}),
         ("embed --out dir repo --pool max photos", {"repo": "repo", "files": "photos"}),
+        ("embed repo --out dir -", {"repo": "repo", "files": "-"}),
         ("search dir --top 5 street.jpg", {"vectors": "dir", "query": "street.jpg"}),
     ],
 )
