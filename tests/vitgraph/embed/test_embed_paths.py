@@ -90,6 +90,13 @@ def test_a_pattern_reports_broken_links_and_pipes_as_a_folder_does(
         assert "lost.png" in rows
 
 
+def test_a_folder_that_a_pattern_matches_is_not_counted(folder: Path) -> None:
+    (folder / "sub.png").mkdir()
+    source = Source(str(folder / "*.png"))
+    assert [file.key for file in source] == ["own.png"]
+    assert source.left_out.describe() == []
+
+
 def test_photographs_of_phones_are_taken_or_the_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,8 @@ class Source:
         """
         if os.path.isfile(path) or not os.path.exists(path):
             return True
-        self.left_out.counts["pipes or devices"] += not os.path.isdir(path)
+        if not os.path.isdir(path):
+            self.left_out.counts["pipes or devices"] += 1
         return False
 
     def _files_below(self, root: str) -> Iterator[File]:
