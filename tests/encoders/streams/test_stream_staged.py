@@ -6,8 +6,9 @@ import io
 import os
 import re
 import threading
+import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,26 @@ def test_threads_have_no_more_files_in_hand_than_leave_room_for_batches(
     how = {"batch_tokens": 320, "workers": workers, "progress": False}
     assert len(list(tower("qwen3_vl").embed_many(files, pool="mean", **how))) == 100
     assert max(runs, default=1) == most
+
+
+@pytest.mark.usefixtures("staged")
+@pytest.mark.timeout(60)
+def test_no_more_than_eight_batches_of_uint8_are_read_ahead() -> None:
+    taken = 0
+
+    def images() -> Iterator[Image.Image]:
+        nonlocal taken
+        for _ in range(120):
+            taken += 1
+            yield hopper().resize((64, 64))  # 64 tokens, so a batch has five
+
+    how: dict[str, Any] = {"batch_tokens": 320, "workers": 4, "progress": False}
+    stream = tower("qwen3_vl").embed_many(images(), **how)
+    next(stream)
+    while taken <= 1 + 20 + 1:  # more than four batches are
+        time.sleep(0.001)
+    for yielded, _ in enumerate(stream, 2):
+        assert taken <= yielded + 40 + 1  # one may wait for the next turn of a thread
 
 
 class LostPath(type(Path())):  # type: ignore[misc]  # the class depends on the system
