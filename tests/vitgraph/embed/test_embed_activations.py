@@ -237,7 +237,7 @@ def test_a_data_set_gives_each_row_once_in_a_seeded_order(
         (["--fields", "blocks.9"], r"blocks\.0 to blocks\.1"),
         (["--fields", "blocks.0,pooler_output"], "with other outputs of the same blocks alone"),
         (["--fields", "blocks.0,tiles.blocks.0"], "with other outputs of the same blocks alone"),
-        (["--fields", "block.0"], "of no block, as blocks.6 is"),
+        (["--fields", "block.0"], "or the output of a block, such as blocks.6"),
         (["--sample", "4"], "--sample 4: is for outputs of blocks"),
         (["--fields", "blocks.0", "--sample", "0"], "--sample 0: must be at least 1"),
         (["--fields", "blocks.0", "--seed", "4"], "--seed 4: is for --sample"),

@@ -164,7 +164,10 @@ def bad_inputs() -> dict[str, tuple[Any, str]]:
     good = inputs_of(CALLS["tiles of some"])
     return {
         "pixels alone": (good.pixel_values, "a Tensor without grid_thw, and this encoder has the"),
-        "one path": (good._replace(other_paths={}), "inputs have the paths image, this encoder"),
+        "one path": (
+            good._replace(other_paths={}),
+            "inputs have the paths image, and this encoder",
+        ),
         "rows": (
             good._replace(pixel_values=good.pixel_values[1:]),
             "path 'image' has 39 rows of pixels, its grid_thw describes 40",
