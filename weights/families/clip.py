@@ -193,11 +193,21 @@ def _processor_of(config: JsonObject) -> JsonDict | None:
 
 
 def timm_processor(config: JsonObject) -> JsonDict | None:
-    """Return the processor file that says what ``pretrained_cfg`` of a timm config does."""
+    """Return the processor file that says what ``pretrained_cfg`` of a timm config does.
+
+    Raises:
+        ValueError: a size that is not that of a square.
+    """
     images = config.get("pretrained_cfg")
     if not isinstance(images, Mapping) or "input_size" not in images:
         return None
-    *_, side = read_indices(images, "input_size", ())
+    sizes = read_indices(images, "input_size", ())
+    if len(sizes) != 3 or sizes[1] != sizes[2]:
+        raise ValueError(
+            f"config field input_size={images['input_size']!r}: must be the number of channels and "
+            "two equal sides, such as [3, 224, 224]"
+        )
+    side = sizes[2]
     short = int(side / read_ratio(images, "crop_pct", default=1.0))
     squashed = images.get("crop_mode") == "squash" and short == side
     return _transforms(images, None if squashed else short, side)

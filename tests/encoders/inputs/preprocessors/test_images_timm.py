@@ -53,3 +53,10 @@ def test_images_of_timms_checkpoints_are_those_of_its_transforms(
     made = rearrange(inputs.pixel_values, pattern, h=h, w=w, p=patch, q=patch)
     cut = wanted[:, :, : h * patch, : w * patch]
     torch.testing.assert_close(made, cut, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [None, [], [3, 224], [3, 224, 112]])
+def test_a_size_of_timm_that_is_no_square_is_an_error(size: object) -> None:
+    describe: Any = FAMILIES["dinov2"].processor_of
+    with pytest.raises(ValueError, match=r"input_size=.*: must be"):
+        describe({"architecture": "any", "pretrained_cfg": {"input_size": size}})
