@@ -74,10 +74,12 @@ def padded_offsets(
         int32 [S+1] on the CPU, with S the capacity if there is one, else the number of segments.
 
     Raises:
-        ValueError: more segments or windows than the capacity.
+        ValueError: more segments or windows than the capacity, or a capacity that is no integer.
     """
     count = len(lengths)
-    if capacity is not None and (not isinstance(capacity, SupportsIndex) or count > capacity):
+    if capacity is not None and not isinstance(capacity, SupportsIndex):
+        raise ValueError(f"{name}={capacity!r}: must be an integer of at least {count}")
+    if capacity is not None and count > capacity:
         raise ValueError(
             f"{count} {kind} do not fit {name}={capacity!r}: raise it to {count} or pass "
             "fewer items"

@@ -30,8 +30,8 @@ def test_metadata_of_another_family_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"max_batch_size": "2"}, "do not fit max_batch_size='2': raise it to 1, an integer"),
-        ({"max_frames_per_batch": 2.5}, r"do not fit max_frames_per_batch=2\.5: raise it to 1"),
+        ({"max_batch_size": "2"}, "max_batch_size='2': must be an integer of at least 1"),
+        ({"max_frames_per_batch": 2.5}, r"max_frames_per_batch=2\.5: must be an integer of at"),
         (
             {"max_seqlen_override": "9"},
             "max_seqlen_override='9': must be an integer of at least 64",

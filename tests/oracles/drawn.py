@@ -48,12 +48,11 @@ def draw_weights(module: AnyModule, seed: int = 0, calm: float = 1.0) -> AnyModu
     with torch.no_grad():
         for name, weight in module.named_parameters():
             narrow = weight.dtype != torch.float32 or not weight.is_contiguous()
-            if narrow:
-                noise = draw(weight)
-            elif weight.numel() < LARGE or device.type != "cpu":
-                noise = weight.normal_(generator=generator)
+            noise = torch.empty(weight.shape, device=device) if narrow else weight
+            if weight.numel() < LARGE or device.type != "cpu":
+                noise.normal_(generator=generator)
             else:
-                noise = copy_noise(weight, generator)
+                copy_noise(noise, generator)
             _scale(name, noise).mul_(calm if weight.ndim > 1 else 1.0)
             if narrow:
                 weight.copy_(noise)
