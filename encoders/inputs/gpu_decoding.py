@@ -24,7 +24,6 @@ from torch import Tensor
 from .image_files import Readable, header_of, jpeg_bytes, read_image_file, rewindable
 from .jpeg_files import decoding_to_pinned_memory, jpeg_of
 from .jpeg_headers import UPRIGHT, JpegHeader, read_header
-from .torch_internals import empty_images
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
@@ -69,21 +68,6 @@ class _Decoded(NamedTuple):
     stream: torch.cuda.Stream
     event: torch.cuda.Event
     """The event after which other streams may read the pixels."""
-
-
-class _Buffer:
-    """The memory of a tensor for nvImageCodec; the tensor takes longer to describe itself.
-
-    ``__cuda_array_interface__`` is version 3 of Numba's protocol.
-    """
-
-    def __init__(self, pixels: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": tuple(pixels.shape),
-            "typestr": "|u1",
-            "data": (pixels.data_ptr(), False),
-            "version": 3,
-        }
 
 
 class _File:
@@ -237,10 +221,13 @@ class GpuDecoder:
     ) -> Sequence[_File]:
         """Decode files to torch's own memory; return those that the codec does not decode."""
         try:
-            made = empty_images([file.header[:2] for file in files], self.device)
+            made = [
+                torch.empty(*file.header[:2], 3, dtype=torch.uint8, device=self.device)
+                for file in files
+            ]
             found = codec.decode(
                 [file.source for file in files],
-                images=[self._nvimgcodec.as_image(_Buffer(one), cuda_stream) for one in made],
+                images=[self._nvimgcodec.as_image(pixels, cuda_stream) for pixels in made],
                 params=self._params,
                 cuda_stream=cuda_stream,
             )
