@@ -520,22 +520,22 @@ PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], dict[str, Tower]]] = {
 """What measures each part, and its towers."""
 
 
-def table(*results: Mapping[str, Any]) -> str:
+def table(called: Mapping[str, Any], *streamed: Mapping[str, Any]) -> str:
     """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions.
 
     Args:
-        results: files of two GPUs: calls are those of the first, and streams those of the first and
-            those of the other that the first has not.
+        called: the results of calls.
+        streamed: the results of streams; a tower's are those of the first file that has them.
     """
-    gpu, cores = results[0]["machine"]["gpu"], results[0]["machine"]["cores"]
+    gpu, cores = called["machine"]["gpu"], called["machine"]["cores"]
     calls = [
         (tower, label, *(f"{row[name]:.1f}" for name in ("tower_ms", "cpu_ms", "gpu_ms")))
-        for tower, rows in results[0]["bytes"].items()
+        for tower, rows in called["bytes"].items()
         for label, row in rows.items()
     ]
     streams: dict[str, tuple[str, ...]] = {}
     rates = ("replays", "memory", "decoding, cpu", "files, cpu", "decoding, gpu", "files, gpu")
-    for one in results:
+    for one in streamed:
         for tower, row in one["stream"].items():
             found = (f"{row['images per second'][rate]:,.0f}" for rate in rates)
             streams.setdefault(tower, (tower, one["machine"]["gpu"], *found))

@@ -138,9 +138,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "starts": lambda: "\n\n".join(
         starts.table(results(f"starts_{gpu}")) for gpu in ("h200", "h100")
     ),
-    "from bytes": lambda: gate.table(results("gate_h200"), results("gate_h100")),
+    "from bytes": lambda: gate.table(*map(results, ("gate_h100", "gate_h200", "gate_h100"))),
     "folders": lambda: folders.table(results("folders_h100")),
-    "one image from bytes": lambda: gate.sentence(results("gate_h200")),
+    "one image from bytes": lambda: gate.sentence(results("gate_h100")),
     "clips": clips.tables,
     "decoding on the GPU": lambda: decoders.sentence(results("decoders_h200")),
     "first token": lambda: first_token.table(results("first_token_h200")),
