@@ -274,14 +274,7 @@ def _video_rules(
 ) -> _VideoRules:
     """Return the fields of ``TilePreprocessor`` that the files of an InternVL repo set for videos.
 
-    Args:
-        files: parsed JSON per file name without ``.json``.
-        image_size: side of the tower's tiles in pixels, which the files may not contradict.
-        mean: mean of each channel if the files have none.
-        std: standard deviation of each channel if the files have none.
-
-    Raises:
-        ValueError: a value that is not implemented, or that disagrees with the tower.
+    Arguments and errors are those of :func:`_image_rules`.
     """
     entry = video_section(files)
     if entry is None:

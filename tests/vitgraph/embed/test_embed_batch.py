@@ -14,9 +14,9 @@ import torch
 
 import weights
 from encoders.base.vision_encoder import VisionEncoder
+from tests.support.graphs.made import note_graphed_encoders
 from tests.support.photographs import china, flower, photographs
-from vitgraph import EmbedBatch, GraphedEncoder
-from vitgraph.embedding import batch
+from vitgraph import EmbedBatch
 from vitgraph.seeded import write_seeded_checkpoint
 from weights import load_encoder
 
@@ -117,14 +117,7 @@ def test_vectors_of_a_head_have_its_width(tmp_path: Path, graph: bool) -> None:
 def test_vectors_of_class_tokens_keep_no_other_rows(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[GraphedEncoder] = []
-
-    class Kept(GraphedEncoder):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
-            made.append(self)
-
-    monkeypatch.setattr(batch, "GraphedEncoder", Kept)
+    made = note_graphed_encoders(monkeypatch, "vitgraph.embedding.batch.GraphedEncoder")
     folder = write_seeded_checkpoint(tmp_path / name, name, width=64)
     encoder, images = load_encoder(folder, dtype="float32", progress=False), photographs()[:1]
     found = EmbedBatch(str(folder), "cls", dtype="float32", graph=True)({"image": images})

@@ -8,7 +8,6 @@ import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoders.base.vision_encoder import VisionEncoder
-from graphwrap import GraphedEncoder
 from tests.support.commands.embed_jobs import close, run_job
+from tests.support.graphs.made import note_graphed_encoders
 from tests.support.photographs import china, flower, hopper
 from vitgraph.cli import main
 from vitgraph.embedding.sources.reading import File, ImageReader, Readable
@@ -271,14 +270,7 @@ def test_an_error_without_a_text_is_named_by_its_class(
 def test_a_graph_of_class_tokens_keeps_no_other_rows(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[GraphedEncoder] = []
-
-    class Kept(GraphedEncoder):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
-            made.append(self)
-
-    monkeypatch.setattr("graphwrap.GraphedEncoder", Kept)
+    made = note_graphed_encoders(monkeypatch, "graphwrap.GraphedEncoder")
     folder = write_seeded_checkpoint(tmp_path / "dinov2", "dinov2", width=64)
     assert run_job(folder, photos, tmp_path / "out", "--pool", "cls", "--graph") == 0
     keys, matrix = load_embeddings(tmp_path / "out")
