@@ -11,7 +11,7 @@ import io
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, cached_property
@@ -24,6 +24,7 @@ from torch import Tensor
 from .image_files import Readable, header_of, jpeg_bytes, read_image_file, rewindable
 from .jpeg_files import decoding_to_pinned_memory, jpeg_of
 from .jpeg_headers import UPRIGHT, JpegHeader, read_header
+from .torch_internals import empty_images
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
@@ -63,11 +64,27 @@ class _CodeStream(Protocol):
 
 
 class _Decoded(NamedTuple):
-    """The CUDA stream on which files were decoded."""
+    """A batch of files that was decoded on a CUDA device."""
 
-    stream: torch.cuda.Stream
     event: torch.cuda.Event
-    """The event after which other streams may read the pixels."""
+    """The event after which other CUDA streams may read the pixels."""
+    pixels: Tensor
+    """Pixels of one of the files: all of them have their memory in common."""
+
+
+class _Buffer:
+    """The memory of a tensor for nvImageCodec; the tensor takes longer to describe itself.
+
+    ``__cuda_array_interface__`` is version 3 of Numba's protocol.
+    """
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(pixels.shape),
+            "typestr": "|u1",
+            "data": (pixels.data_ptr(), False),
+            "version": 3,
+        }
 
 
 class _File:
@@ -75,11 +92,15 @@ class _File:
 
     def __init__(self, source: _CodeStream, header: JpegHeader) -> None:
         self.source, self.header = source, header
-        self.thread = threading.get_ident()
         self.pixels: Tensor | None = None
+        """The pixels as they are in the file; None if it was not decoded."""
         self.done = False
         self.decoded: _Decoded | None = None
-        """The CUDA stream on which another thread decoded the file; else None."""
+        """The batch of the file; None before it was decoded, and on the CPU."""
+
+
+_Place: TypeAlias = tuple[_File, Tensor]
+"""A file, and the memory for its pixels."""
 
 
 class GpuDecoder:
@@ -109,6 +130,12 @@ class GpuDecoder:
         )
         self._waiting: deque[_File] = deque()
         self._turn = threading.Lock()
+        # The engines of nvImageCodec 0.9 write to an image without waiting for the CUDA stream that
+        # they are given: a kernel on it could still read or write the same memory. So the decoder
+        # has one of its own, whose memory torch gives away again once no kernel has it in use.
+        # torch shares streams of high priority among fewer users than others.
+        on_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, priority=-1) if on_cuda else None
 
     @cached_property
     def _engines(self) -> _Codec | None:
@@ -146,12 +173,15 @@ class GpuDecoder:
         Files with errors are left as they are, so that decoding them on the CPU raises the errors.
         """
         files = [self._file(image) for image in images]
-        self._waiting.extend(file for _, file in files if file is not None)
-        decoded = []
-        for image, file in files:
-            pixels = None if file is None else self._take(file)
-            decoded.append(image if pixels is None else DeviceImage(pixels))
-        return decoded
+        given = [file for _, file in files if file is not None]
+        self._waiting.extend(given)
+        for file in given:
+            self._wait(file)
+        self._receive({file.decoded for file in given if file.decoded is not None})
+        return [
+            image if file is None or file.pixels is None else DeviceImage(_upright(file))
+            for image, file in files
+        ]
 
     def _file(self, image: object) -> tuple[object, _File | None]:
         """Read a JPEG file that the device is to decode; None for every other image.
@@ -173,8 +203,8 @@ class GpuDecoder:
             # rejects some files. The CPU then raises the error of this image, or decodes it.
             return image, None
 
-    def _take(self, file: _File) -> Tensor | None:
-        """Return the upright pixels of a file once it was decoded, by this thread or another."""
+    def _wait(self, file: _File) -> None:
+        """Wait until a file was decoded, by this thread or another."""
         while not file.done:
             with self._turn:  # the next thread finds its file done, or decodes all that wait by now
                 if not file.done:
@@ -185,59 +215,72 @@ class GpuDecoder:
                     finally:
                         for one in batch:
                             one.done = True
-        if file.pixels is None:
-            return None
-        if file.decoded is not None:
+
+    def _receive(self, batches: Iterable[_Decoded]) -> None:
+        """Let the current CUDA stream read the pixels of batches."""
+        if self._stream is not None:
             stream = torch.cuda.current_stream(self.device)
-            if stream != file.decoded.stream:
-                stream.wait_event(file.decoded.event)
-                file.pixels.record_stream(stream)
-        if file.header.turn == UPRIGHT:
-            return file.pixels
-        swapped, flipped = file.header.turn
-        pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
-        return (pixels.flip(flipped) if flipped else pixels).contiguous()
+            for event, pixels in batches:
+                stream.wait_event(event)
+                pixels.record_stream(stream)
 
     def _decode(self, batch: Sequence[_File]) -> None:
-        """Decode files, by the engines if possible: these refuse progressive files, and warn."""
-        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        cuda_stream = 0 if stream is None else stream.cuda_stream
-        left = [file for file in batch if file.header.progressive]
-        if self._engines is None:
-            left = [*batch]
-        elif len(left) < len(batch):
-            plain = [file for file in batch if not file.header.progressive]
-            left += self._decode_by(self._engines, plain, cuda_stream)
-        if left:
-            self._decode_by(self._kernels, left, cuda_stream)
-        others = [file for file in batch if file.thread != threading.get_ident()]
-        if stream is not None and others:
-            decoded = _Decoded(stream, stream.record_event())
-            for file in others:
+        """Decode files to torch's own memory, or one by one where there is not enough for all."""
+        stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        try:
+            with stream:
+                made = empty_images([file.header[:2] for file in batch], self.device)
+        except torch.OutOfMemoryError:
+            for file in batch if len(batch) > 1 else ():
+                self._decode([file])
+            return
+        places = [*zip(batch, made, strict=True)]
+        left = [file for file, _ in self._fill(places)]
+        for file, pixels in places:
+            file.pixels = None if file in left else pixels
+        if self._stream is not None:
+            decoded = _Decoded(self._stream.record_event(), made[0])
+            for file in batch:
                 file.decoded = decoded
 
-    def _decode_by(
-        self, codec: _Codec, files: Sequence[_File], cuda_stream: int
-    ) -> Sequence[_File]:
-        """Decode files to torch's own memory; return those that the codec does not decode."""
+    def _fill(self, places: Sequence[_Place]) -> Sequence[_Place]:
+        """Decode files; return those that were not decoded.
+
+        The engines decode what they can: they refuse progressive files, and warn.
+        """
+        left = [place for place in places if place[0].header.progressive]
+        if self._engines is None:
+            left = [*places]
+        elif len(left) < len(places):
+            plain = [place for place in places if not place[0].header.progressive]
+            left += self._fill_by(self._engines, plain)
+        return self._fill_by(self._kernels, left) if left else ()
+
+    def _fill_by(self, codec: _Codec, places: Sequence[_Place]) -> Sequence[_Place]:
+        """Decode files; return those that the codec does not decode."""
+        stream = 0 if self._stream is None else self._stream.cuda_stream
         try:
-            made = [
-                torch.empty(*file.header[:2], 3, dtype=torch.uint8, device=self.device)
-                for file in files
-            ]
             found = codec.decode(
-                [file.source for file in files],
-                images=[self._nvimgcodec.as_image(pixels, cuda_stream) for pixels in made],
+                [file.source for file, _ in places],
+                images=[self._nvimgcodec.as_image(_Buffer(one), stream) for _, one in places],
                 params=self._params,
-                cuda_stream=cuda_stream,
+                cuda_stream=stream,
             )
         except (RuntimeError, ValueError):  # for a file or for all
-            if len(files) == 1:
-                return files
-            return [one for file in files for one in self._decode_by(codec, [file], cuda_stream)]
-        for file, pixels, image in zip(files, made, found, strict=True):
-            file.pixels = None if image is None else pixels
-        return [file for file in files if file.pixels is None]
+            if len(places) == 1:
+                return places
+            return [left for place in places for left in self._fill_by(codec, [place])]
+        return [place for place, image in zip(places, found, strict=True) if image is None]
+
+
+def _upright(file: _File) -> Tensor:
+    """Return the pixels of a file that was decoded, turned as its EXIF data say."""
+    assert file.pixels is not None
+    if file.header.turn == UPRIGHT:
+        return file.pixels
+    swapped, flipped = file.header.turn
+    pixels = file.pixels.swapaxes(0, 1) if swapped else file.pixels
+    return (pixels.flip(flipped) if flipped else pixels).contiguous()
 
 
 def _read(image: object) -> tuple[bytes, JpegHeader] | None:

@@ -1,6 +1,6 @@
 """Private functions of torch, each with the reason why no public one can be used.
 
-No other file of ``encoders`` uses such names.
+No other file of ``encoders`` uses such names, but ``inputs/torch_internals.py``.
 """
 
 from __future__ import annotations

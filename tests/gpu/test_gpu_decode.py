@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from encoders.inputs.gpu_decoding import decoder_of, decoding_by
+from encoders.inputs.gpu_decoding import DeviceImage, GpuDecoder, decoder_of, decoding_by
 from encoders.inputs.intake import read_images
+from encoders.inputs.torch_internals import empty_images
 from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import photographs
 from tests.support.towers.streams import tower
@@ -65,3 +66,29 @@ def test_a_bad_file_is_the_error_of_its_item_alone() -> None:
     )
     assert [isinstance(one, torch.Tensor) for one in found] == [True, False, True]
     encoder.cpu()
+
+
+def test_files_are_right_while_their_cuda_stream_is_behind() -> None:
+    """The engines do not wait for a CUDA stream, so they must get no memory that it still uses."""
+    files, device = [], torch.device("cuda", 0)
+    for image in photographs()[:6]:
+        image.resize((640, 480)).convert("RGB").save(file := io.BytesIO(), "JPEG")
+        files.append(file.getvalue())
+    decoder = decoder_of(device)
+    wanted = [pixels.cpu() for pixels in _pixels(decoder, files)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):  # in the first calls, nvImageCodec waits for memory of its own
+            used = empty_images([(480, 640)] * len(files), device)
+            torch.cuda._sleep(10**8)
+            for pixels in used:
+                pixels.fill_(7)
+            del used, pixels  # torch gives this memory away again, but only for this CUDA stream
+            found = _pixels(decoder, files)
+    torch.cuda.synchronize()
+    for one, other in zip(found, wanted, strict=True):
+        assert int((one.cpu().int() - other.int()).abs().max()) <= 3
+
+
+def _pixels(decoder: GpuDecoder, files: list[bytes]) -> list[torch.Tensor]:
+    images = decoder.decode_files(files)
+    return [image.pixels for image in images if isinstance(image, DeviceImage)]

@@ -19,6 +19,7 @@ PRIVATE = re.compile(
 HOMES = {
     "graphwrap/torch_internals.py": "captures, streams, and the modules that graphs guard",
     "encoders/layers/torch_internals.py": "dicts of modules, autograd, attention, and products",
+    "encoders/inputs/torch_internals.py": "views of several shapes in one call",
     "vitgraph/parallel/torch_internals.py": "how long a process group waits",
 }
 """The files that use such names, and what for."""

@@ -65,8 +65,9 @@ class FakeCodec(ModuleType):
             raise RuntimeError("Could not create decoder")
         return SimpleNamespace(decode=partial(self.decode, kind))
 
-    def as_image(self, pixels: Tensor, cuda_stream: int) -> Tensor:
-        return pixels
+    def as_image(self, buffer: Any, cuda_stream: int) -> Tensor:
+        memory = SimpleNamespace(__array_interface__=buffer.__cuda_array_interface__)
+        return torch.from_numpy(np.asarray(memory))
 
     def decode(
         self,
