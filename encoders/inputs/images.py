@@ -32,10 +32,11 @@ from .exact_resize import (
     resize_many,
     resize_on_cpu,
 )
-from .intake import AnyArray, ImagesLike, VideosLike
+from .intake import AnyArray, ImagesLike, VideosLike, as_flat_tensor
 from .processor_files import PerChannel, Resample
 from .sampling import read_rate
 from .sizes import MOST_PIXELS
+from .torch_internals import copy_together
 
 CPU = torch.device("cpu")
 BLACK = (0.0, 0.0, 0.0)
@@ -237,13 +238,12 @@ def hold_to_resize(images: Sequence[Tensor | AnyArray], device: torch.device) ->
         if rows.is_contiguous() and (device.type != "cuda" or rows.is_pinned()):
             return [rows.view(-1)]
     arrays = [image.numpy() if isinstance(image, Tensor) else image for image in images]
-    size = sum(array.size for array in arrays)
-    out = torch.empty(size, dtype=torch.uint8, device=CPU, pin_memory=device.type == "cuda")
-    copies, start = out.numpy(), 0
-    for array in arrays:
-        stop = start + array.size
-        np.copyto(copies[start:stop].reshape(array.shape), array)
-        start = stop
+    sizes = [array.size for array in arrays]
+    out = torch.empty(sum(sizes), dtype=torch.uint8, device=CPU, pin_memory=device.type == "cuda")
+    if len(arrays) == 1:  # by NumPy: see ``stack_frames``
+        np.copyto(out.numpy().reshape(arrays[0].shape), arrays[0])
+    else:
+        copy_together(out.split(sizes), [as_flat_tensor(array) for array in arrays])
     return [out]
 
 

@@ -108,6 +108,25 @@ def to_rgb(image: ImageLike | DeviceImage) -> Tensor:
     return to_rows(image).permute(2, 0, 1)
 
 
+class _Writable:
+    """The memory of an array, which torch takes without a warning where it is read-only."""
+
+    def __init__(self, array: AnyArray) -> None:
+        self.array = array
+        data = array.ctypes.data, False
+        self.__array_interface__ = {**array.__array_interface__, "data": data}
+
+
+def as_flat_tensor(array: AnyArray) -> Tensor:
+    """Return the numbers of an array as a tensor of one axis, which must not be written to.
+
+    It is a view, except of an array that is not contiguous. No function of torch is called per
+    axis, since each lets other threads take Python's lock.
+    """
+    flat = array.reshape(-1)
+    return torch.from_numpy(flat if flat.flags.writeable else np.asarray(_Writable(flat)))
+
+
 def to_rows(image: ImageLike | DeviceImage) -> Tensor:
     """Convert one image as :func:`to_rgb` does, to a uint8 tensor [H, W, 3]."""
     if isinstance(image, np.ndarray):

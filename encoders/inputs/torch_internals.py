@@ -1,4 +1,4 @@
-"""A private function of torch, with the reason why no public one can be used."""
+"""Private functions of torch, each with the reason why no public one can be used."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def empty_images(sizes: Sequence[tuple[int, int]], device: torch.device) -> Sequ
     parts = [part for size in sizes for part in _image_and_gap(*size)]
     whole = torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, device=device)
     return torch._C._nn.unflatten_dense_tensors(whole, parts)[::2]
+
+
+def copy_together(targets: tuple[Tensor, ...], sources: list[Tensor]) -> None:
+    """Copy tensors of one dtype on the CPU, by torch's own threads.
+
+    Other threads wait for Python's lock once, and not once per tensor.
+    """
+    torch._foreach_copy_(targets, sources)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
 from encoders.inputs.image_files import open_image
-from encoders.inputs.images import normalize, resize
+from encoders.inputs.images import hold_to_resize, normalize, resize
 from encoders.inputs.intake import Video, to_rgb
 from encoders.inputs.patches import PatchPreprocessor
 from encoders.intern.intern_vit_pixels import TilePreprocessor
@@ -134,6 +134,16 @@ def test_arrays_may_be_read_only_reversed_or_cut() -> None:
     array.flags.writeable = False
     for view in (array, array[::-1, ::-1], array[3:90, 5:77], array[..., ::-1], array[::2, ::3]):
         assert np.array_equal(as_array(view), view)
+
+
+def test_images_are_copied_together_whatever_their_layout() -> None:
+    rows = np.asarray(china())  # read-only
+    images: list[Any] = [rows, rows[::-1, ::2], np.asfortranarray(rows), to_rgb(china())[:0]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (held,) = hold_to_resize([*images, rows.copy()], torch.device("cpu"))
+    wanted = [np.asarray(image).reshape(-1) for image in [*images, rows]]
+    assert np.array_equal(held.numpy(), np.concatenate(wanted))
 
 
 def test_the_input_is_never_written_to() -> None:
