@@ -29,8 +29,9 @@ from .torch_internals import empty_images
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""
 _DECODES = get_args(Decode)
-MOST_FILES = 16
-"""The most files that are decoded in one call, which bounds the memory of the decoder."""
+MOST_FILES, _MOST_BYTES = 64, 1 << 29
+"""The most files that are decoded in one call, and the most bytes of their pixels unless it is one
+file, which bounds the memory of the decoder."""
 _END = b"\xff\xd9"
 """The marker at the end of a JPEG file. Without it a file is truncated, which PIL rejects and
 nvJPEG does not notice; the CPU then decides."""
@@ -208,13 +209,23 @@ class GpuDecoder:
         while not file.done:
             with self._turn:  # the next thread finds its file done, or decodes all that wait by now
                 if not file.done:
-                    count = min(len(self._waiting), MOST_FILES)
-                    batch = [self._waiting.popleft() for _ in range(count)]
+                    batch = self._next_batch()
                     try:
                         self._decode(batch)
                     finally:
                         for one in batch:
                             one.done = True
+
+    def _next_batch(self) -> Sequence[_File]:
+        """Take files that wait."""
+        batch, size = list[_File](), 0
+        while self._waiting and len(batch) < MOST_FILES:
+            height, width = self._waiting[0].header[:2]
+            size += height * width * 3
+            if batch and size > _MOST_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
 
     def _receive(self, batches: Iterable[_Decoded]) -> None:
         """Let the current CUDA stream read the pixels of batches."""

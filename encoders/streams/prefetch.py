@@ -16,9 +16,10 @@ _PATIENCE = 5.0
 the caller's iterator is left running."""
 
 
-_TURNS, _SEVERAL = 4, 8
+_TURNS, _SEVERAL = 2, 8
 """The most turns of more than so many items that threads have in hand at once. Such items are
-prepared in no time, and each further thread takes Python's lock from the consumer."""
+prepared in no time, and beside more than two other threads that compute in Python, the consumer
+waits for its lock for longer than it computes."""
 
 
 class _Failure:

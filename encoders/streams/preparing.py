@@ -51,10 +51,12 @@ _FAILED_TOKENS = 64
 """The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_TOGETHER, _BYTES = 32, 1 << 25
-"""A thread takes so many arrays, or so many bytes of images, at once, and half as many images are
-resized at once without waiting for more. Fewer would make threads wait for each other more often;
-if more waited, the consumer would have to resize them."""
+_TOGETHER, _BYTES = 64, 1 << 26
+"""A thread takes so many arrays, or so many bytes of images, at once. Fewer would make threads wait
+for each other more often."""
+_ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
+"""So many images, or so many bytes, are resized at once without waiting for more. If more waited,
+the consumer would have to resize them."""
 _FILES = (str, os.PathLike, bytes, Readable)
 """The items of which a thread takes several at once for a GPU to decode."""
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
@@ -324,7 +326,7 @@ class Preparer:
             self.resized_count += len(items)
             self.resized_bytes += waiting.nbytes
             self.resized_tokens += sum(item.tokens for item in items)
-            is_enough = self.planned_bytes >= _BYTES / 2 or self.planned_count >= _TOGETHER / 2
+            is_enough = self.planned_bytes >= _ENOUGH_BYTES or self.planned_count >= _ENOUGH
         # If another thread is resizing, this one goes on: some later call will find the images.
         if is_enough and self.resizing.acquire(blocking=False):
             try:

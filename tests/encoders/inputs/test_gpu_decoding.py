@@ -242,6 +242,14 @@ def test_files_of_several_threads_share_calls(codec: FakeCodec) -> None:
         assert torch.equal(to_rgb(image), to_rgb(data))  # type: ignore[arg-type]
 
 
+def test_a_call_decodes_few_large_files(codec: FakeCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decoding, "_MOST_BYTES", 3 * 43 * 61 * 3)
+    files = [jpeg()] * 7 + [jpeg((200, 100))] * 2
+    with decoding_by(GpuDecoder(CPU)):
+        read_images(files)
+    assert codec.calls == [3, 3, 1, 1, 1]
+
+
 def test_decoding_on_a_device_ends_with_its_block(codec: FakeCodec) -> None:
     with pytest.raises(ValueError, match="image 0"), decoding_by(GpuDecoder(CPU)):
         read_images([None])
