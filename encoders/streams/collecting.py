@@ -42,5 +42,6 @@ class Collected(NamedTuple):
     or its error."""
 
 
-Collect: TypeAlias = Callable[[Sequence[EncodedItem]], Collected]
-"""Queues operations on the items of a batch, and does not wait for the device."""
+Collect: TypeAlias = Callable[[Sequence[EncodedItem] | Tensor], Collected]
+"""Queues operations on the items of a batch, or on their vectors [items, D], and does not wait for
+the device."""

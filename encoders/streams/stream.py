@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from ..data import Grid, Limits, VisionInputs
+from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..inputs.gpu_decoding import Decode, check_decode
 from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
@@ -270,7 +270,8 @@ class _Stream:
         embedded = [part for part in parts if isinstance(part, _Embedded)]
         if embedded:
             norms = [torch.linalg.vector_norm(vectors, inf, dim=1) for _, vectors in embedded]
-            return [item for part in embedded for item in part.items], torch.cat(norms) < inf
+            items = [item for part in embedded for item in part.items]
+            return items, (norms[0] if len(norms) == 1 else torch.cat(norms)) < inf
         encoded = [
             item
             for item in batch
@@ -308,16 +309,18 @@ class _Stream:
 
     def _fetch(self, collect: Collect, items: list[StreamItem], inputs: VisionInputs) -> _Fetched:
         """Encode items as one batch, and queue the copies of its results to the host."""
-        values: Iterable[Encoded]
+        encoded: list[EncodedItem] | Tensor
         if self.settings.pool == "none":
-            values = self.item_encoder.views(inputs, self.settings.max_tokens_per_call)
+            values: Iterable[EncoderOutput | PartialOutput] = self.item_encoder.views(
+                inputs, self.settings.max_tokens_per_call
+            )
+            encoded = [
+                EncodedItem(item.key, value, item.known.layout)
+                for item, value in zip(items, values, strict=True)
+                if item.known is not None  # it is not: these items have inputs
+            ]
         else:
-            values = self.item_encoder.embed(lambda: inputs, self.settings)
-        encoded = [
-            EncodedItem(item.key, value, item.known.layout)
-            for item, value in zip(items, values, strict=True)
-            if item.known is not None  # it is not: these items have inputs
-        ]
+            encoded = self.item_encoder.embed(lambda: inputs, self.settings)
         collected = collect(encoded)
         return _Fetched(items, collected, self.queue.fetch(collected.tensors))
 

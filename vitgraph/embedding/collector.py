@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -92,11 +93,10 @@ class Collector:
         self._places = lru_cache(maxsize=256)(partial(places_of_patches, paths[self._path]))
         """The places of patches; the images of a job have few grids."""
 
-    def __call__(self, items: Sequence[EncodedItem]) -> Collected:
+    def __call__(self, items: Sequence[EncodedItem] | Tensor) -> Collected:
         """Queue the work on a batch; its results are arrays by name, empty without any view."""
-        vectors = [value for _, value, _ in items if isinstance(value, Tensor)]
-        if vectors:
-            return self._collect_vectors(torch.stack(vectors))
+        if isinstance(items, Tensor):
+            return self._collect_vectors(items)
         parts = self._groups(items)
         joined: dict[tuple[torch.Size, torch.dtype], list[_Column]] = {}
         for column in _columns(parts):
@@ -112,13 +112,18 @@ class Collector:
         return Collected(tensors, lambda host: self._results(spans, beside, host))
 
     def _collect_vectors(self, vectors: Tensor) -> Collected:
-        """Queue the work on vectors [items, D], as :meth:`__call__` with no step per item."""
+        """Copy vectors [items, D], which are small enough to be computed with on the host."""
         numbers = list(range(len(vectors) + 1))
         column = _Column(VECTORS, numbers[:-1], [vectors], [None] * len(vectors))
         spans = [_Span(column, VECTORS, numbers, numbers)]
-        beside: list[Arrays] = [{} for _ in column.items]
-        tensors = self._join(VECTORS, spans)
-        return Collected(tensors, lambda host: self._results(spans, beside, host))
+
+        def results(host: Mapping[str, Tensor]) -> list[Arrays | Exception]:
+            rows = host[VECTORS]
+            largest = torch.linalg.vector_norm(rows, inf, dim=1)  # keeps NaN
+            made = {VECTORS: rows.to(self._dtype), f"{VECTORS}{_LARGEST}": largest}
+            return self._results(spans, [{} for _ in column.items], made)
+
+        return Collected({VECTORS: vectors}, results)
 
     def empty(self, item: EncodedItem) -> Arrays:
         """Return the arrays that a job writes without their rows, from any item; it may wait."""
