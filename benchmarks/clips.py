@@ -90,13 +90,15 @@ def by_read_video(path: Path, indices: Sequence[int]) -> Iterator[Tensor]:
 def by_one_pass(path: Path, indices: Sequence[int]) -> Iterator[Tensor]:
     """Yield frames by PyAV in one pass, with nothing counted or checked before."""
     import av
+    from av.video.reformatter import VideoReformatter
 
-    wanted = set(indices)
+    wanted, reformatter = set(indices), VideoReformatter()
     with av.open(str(path)) as container:
         container.streams.video[0].thread_type = "AUTO"
         for number, frame in enumerate(container.decode(video=0)):
             if number in wanted:
-                yield torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                rows = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                yield torch.from_numpy(rows).permute(2, 0, 1)
 
 
 def by_torchcodec(device: str) -> Read:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
     from av.video.frame import VideoFrame
+    from av.video.reformatter import VideoReformatter
     from av.video.stream import VideoStream
 
 _FORMATS = (
@@ -70,6 +72,12 @@ class _Pass(threading.local):
     position: int = -1
     """The index, from 0, of ``frame``, the frame that was decoded last; -1 before the first."""
     frame: VideoFrame
+
+    def __init__(self) -> None:
+        """Make what converts pixels: one for all frames, as a new one per frame costs more."""
+        from av.video.reformatter import VideoReformatter
+
+        self.reformatter = VideoReformatter()
 
 
 class VideoFrames(Sequence[Tensor]):
@@ -139,7 +147,7 @@ class VideoFrames(Sequence[Tensor]):
             current.decoder, current.position = enumerate(self._decode()), -1
         while current.position < number:
             self._advance(current, current.decoder)
-        return _turn_upright(current.frame)
+        return _turn_upright(current.frame, current.reformatter)
 
     def _advance(self, current: _Pass, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
         current.decoder = None  # a decoder that raises cannot be used again
@@ -253,24 +261,31 @@ def _decode_packet(packet: Packet[VideoStream], damage: Damage | None = None) ->
     return frames
 
 
-def _turn_upright(frame: VideoFrame) -> Tensor:
+def _turn_upright(frame: VideoFrame, reformatter: VideoReformatter) -> Tensor:
     """Convert a frame to RGB [3, H, W], turned and mirrored by its display matrix.
+
+    The result is laid out as [H, W, 3], as resizing takes it: torch's threads, which would wait for
+    those of FFmpeg, copy nothing. One thread converts, since several frames are read at once.
 
     A matrix (a b, c d) shows the pixel (x, y) at (a*x + c*y, b*x + d*y), y downwards; it is rounded
     to the nearest of the eight ways to turn and mirror an image (ISO/IEC 14496-12, 8.3.2; the
     ffmpeg command turns its input in the same eight ways).
     """
     if frame.format.has_palette or any(part.is_alpha for part in frame.format.components):
-        pixels = to_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
+        rgba = reformatter.reformat(frame, format="rgba", threads=1)
+        pixels = to_rgb(Image.fromarray(rgba.to_ndarray()))
     else:
-        pixels = torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+        view = rgb.to_ndarray()  # of the memory of the frame, which the decoder may still read
+        rows = view.copy() if rgb is frame else np.ascontiguousarray(view)
+        pixels = torch.from_numpy(rows).permute(2, 0, 1)
     # PyAV's type stub declares only motion vectors here.
     side_data = cast("Mapping[str, bytes]", frame.side_data)
     if "DISPLAYMATRIX" not in side_data:
-        return pixels.contiguous()
+        return pixels
     a, b, _, c, d = struct.unpack_from("=5i", bytes(side_data["DISPLAYMATRIX"]))
     x_scale, y_scale = a, d
     if abs(a) + abs(d) < abs(b) + abs(c):  # rows become columns
         pixels, x_scale, y_scale = pixels.transpose(1, 2), c, b
     flipped_axes = [dim for dim, scale in ((2, x_scale), (1, y_scale)) if scale < 0]
-    return pixels.flip(flipped_axes).contiguous() if flipped_axes else pixels.contiguous()
+    return pixels.flip(flipped_axes) if flipped_axes else pixels

@@ -63,11 +63,33 @@ def test_sampling_a_file_keeps_only_the_sampled_frames(
     converted = []
     to_rgb = encoders.inputs.video_files._turn_upright
     monkeypatch.setattr(
-        "encoders.inputs.video_files._turn_upright", lambda f: converted.append(f) or to_rgb(f)
+        "encoders.inputs.video_files._turn_upright",
+        lambda frame, *how: converted.append(frame) or to_rgb(frame, *how),
     )
     inputs = QWEN3(videos=[read_video(tmp_path / "clip.mp4")], num_frames=4)
     assert inputs.grid_thw[0, 0] == 2
     assert len(converted) == 4
+
+
+@pytest.mark.parametrize("codec", ["libx264", "png"])
+def test_frames_are_laid_out_as_resizing_takes_them_in_memory_of_their_own(
+    tmp_path: Path, codec: str
+) -> None:
+    pixel_format = "yuv420p" if codec == "libx264" else "rgb24"
+    with av.open(str(tmp_path / "clip.mov"), "w") as container:
+        stream = container.add_stream(codec, rate=12)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixel_format
+        for shade in range(3):
+            image = Image.new("RGB", (64, 48), (90 * shade, 40, 200))
+            container.mux(stream.encode(av.VideoFrame.from_image(image)))
+        container.mux(stream.encode())
+    clip = read_video(tmp_path / "clip.mov").frames
+    for number in range(3):
+        frame = clip[number]
+        assert frame.permute(1, 2, 0).is_contiguous()
+        before = frame.clone()
+        frame.zero_()
+        assert torch.equal(clip[number], before)
 
 
 @pytest.mark.slow
