@@ -211,14 +211,15 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
+        weight = next(self.parameters())  # asked for once, since every call asks
         return ItemEncoder(
             self,
             self.paths,
             self.paths,
-            self.device,
+            weight.device,
             stager=stager,
             head=self.pooling_head,
-            pixel_dtype=self.dtype if self.dtype.itemsize == 2 else torch.float32,
+            pixel_dtype=weight.dtype if weight.dtype.itemsize == 2 else torch.float32,
             class_token=self.class_token,
         )
 

@@ -19,7 +19,7 @@ from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.exact_resize import is_exact_on
-from ..inputs.gpu_decoding import MOST_FILES, Decode, DeviceImage, active_decoder, decoding
+from ..inputs.gpu_decoding import Decode, DeviceImage, active_decoder, decoding
 from ..inputs.image_files import NO_RUN, JpegRun, Readable, decode_jpegs, may_be_jpeg
 from ..inputs.images import (
     PlannedImage,
@@ -51,9 +51,11 @@ _FAILED_TOKENS = 64
 """The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_TOGETHER, _BYTES = 64, 1 << 26
-"""A thread takes so many arrays, or so many bytes of images, at once. Fewer would make threads wait
-for each other more often."""
+_TOGETHER, _BYTES, _AHEAD = 64, 1 << 26, 0.25
+"""A thread takes at once so many arrays or files that a GPU decodes, so many bytes of images, or
+this part of what may be read ahead. Fewer would make threads wait for each other more often."""
+_FIRST = 16
+"""It takes so many as long as no image was resized: the consumer waits for the first ones."""
 _ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
 """So many images, or so many bytes, are resized at once without waiting for more. If more waited,
 the consumer would have to resize them."""
@@ -146,14 +148,15 @@ class Preparer:
         """What is known of the sizes [H, W, 3] of images seen so far."""
         self.taken_count = self.resized_count = self.resized_bytes = self.resized_tokens = 0
         """The items that threads have taken, and the images that waited to be resized so far."""
-        self.turn_tokens = 1.0
-        """The most tokens of JPEG files that a thread takes at once for the CPU to decode."""
+        self.turn_tokens = self.most_tokens = 1.0
+        """The most tokens of JPEG files that a thread takes at once for the CPU to decode, and of
+        other items that it takes at once."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
         """Locks: of the images that wait, and of the thread that resizes them."""
 
     def begin(self, limit: int, workers: int) -> None:
         """Learn the number of threads, and of the tokens that may be read ahead."""
-        self.turn_tokens = _IN_HAND * limit / workers
+        self.turn_tokens, self.most_tokens = _IN_HAND * limit / workers, _AHEAD * limit
 
     def share(self, given: object) -> float:
         """Return the part of a thread's turn that an item fills.
@@ -162,17 +165,18 @@ class Preparer:
         """
         _, item, _ = unpaired(given)
         self.taken_count += 1
-        mean = self.resized_bytes / self.resized_count / _BYTES if self.resized_count else 0.0
+        count, nbytes = self.resized_count, self.resized_bytes
+        mean, tokens = (nbytes / count / _BYTES, self.resized_tokens / count) if count else (0.0, 0)
+        least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _FIRST))
         if self.decode == "gpu" and isinstance(item, _FILES):
-            return max(mean, 1 / _TOGETHER) if mean else 1 / MOST_FILES
+            return max(mean, least)
         if self.stager is None:
             return 1.0
         if is_array(item):
-            return max(item.nbytes / _BYTES, 1 / _TOGETHER)
-        if self.taken_count <= _FEW_FILES or not mean or not may_be_jpeg(item):
+            return max(item.nbytes / _BYTES, least)
+        if self.taken_count <= _FEW_FILES or not count or not may_be_jpeg(item):
             return 1.0
-        tokens = self.resized_tokens / self.resized_count / self.turn_tokens
-        return max(mean, tokens, 1 / _DECODED_TOGETHER)
+        return max(mean, tokens / self.turn_tokens, 1 / _DECODED_TOGETHER)
 
     def prepare(self, number: int, given: Sequence[object]) -> list[tuple[StreamItem, int]]:
         """Decode and preprocess items in a worker thread.
