@@ -1,9 +1,9 @@
 """Other libraries over a folder of JPEG files, for ``benchmarks.folders``: how users write it.
 
-timm and open_clip run their tower behind a DataLoader with their own transform; its workers are
-started once, before anything is timed. sentence-transformers runs ``encode`` of transformers'
-processor and tower on the main thread. All towers have random weights in bfloat16, and nothing is
-downloaded.
+timm and open_clip run their tower behind a DataLoader with their own transform. Its workers are
+started once, before anything is timed, and batches are so small that each worker gets several.
+sentence-transformers runs ``encode`` of transformers' processor and tower on the main thread. All
+towers have random weights in bfloat16, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -108,6 +108,12 @@ class Files(torch.utils.data.Dataset[Any]):
             return self.transform(image.convert("RGB"))
 
 
+def batch_of(options: argparse.Namespace, files: int) -> int:
+    """Return the images per batch of a DataLoader, of which each worker gets four or more."""
+    files = min(files, options.peer_items or files)
+    return max(min(options.batch, files // (4 * options.workers)), 1)
+
+
 @contextmanager
 def by_loader(tower: Any, transform: Any, task: Task) -> Iterator[Run]:
     """Give a function that runs a tower on files that the workers of a DataLoader decode."""
@@ -115,7 +121,7 @@ def by_loader(tower: Any, transform: Any, task: Task) -> Iterator[Run]:
     loaders = [
         torch.utils.data.DataLoader(
             Files(task.paths, transform),
-            batch_size=task.options.batch,
+            batch_size=batch_of(task.options, len(task.paths)),
             sampler=order,
             num_workers=task.options.workers,
             persistent_workers=True,

@@ -35,7 +35,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from benchmarks.encode_many import MIXED, cut_batches, images_per_second, rates
-from benchmarks.folder_peers import AT_ONCE, LABELS, Run, Task, find_peers
+from benchmarks.folder_peers import AT_ONCE, LABELS, Run, Task, batch_of, find_peers
 from benchmarks.gate import JOB, STEADY, Setup, compare_times, decode_in_threads, time_jobs
 from benchmarks.image_towers import TINY_SIDE, is_late
 from benchmarks.measuring.machine import about
@@ -260,8 +260,19 @@ def table(body: Mapping[str, Any]) -> str:
         f"Images per second of `{JOB}` from {items:,} JPEG files of seven sizes, {machine['gpu']}, "
         f"torch {machine['torch']}, and its part of the slower of replays and decoding alone"
     )
-    beside = f". {BESIDE}:" if peers else ":"
+    beside = f". {BESIDE}{idle(machine.get('loaders'))}:" if peers else ":"
     return f"{caption}{beside}\n\n{markdown(head, rows)}"
+
+
+def idle(loaders: Mapping[str, int] | None) -> str:
+    """Return that some workers of the DataLoaders had no batch, and what this means; else ""."""
+    if loaders is None or (busy := loaders["files"] // loaders["batch"]) >= loaders["workers"]:
+        return ""
+    files, workers = loaders["files"], loaders["workers"]
+    return (
+        f". Their {files} files were work for {busy} of the {workers} workers of a DataLoader: "
+        "with work for all, timm and open_clip would be faster"
+    )
 
 
 def shown(rate: float | None) -> str:
@@ -298,7 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(table(json.loads(options.table.read_text())))
         return
     options.end = time.perf_counter() + options.seconds
-    body: dict[str, Any] = {"about": about(options.repeats), "towers": []}
+    files = min(options.items, options.peer_items or options.items)
+    loaders = {"files": files, "batch": batch_of(options, files), "workers": options.workers}
+    body: dict[str, Any] = {"about": {**about(options.repeats), "loaders": loaders}, "towers": []}
     with tempfile.TemporaryDirectory() as photos:
         paths = write_photographs(Path(photos), options)
         for name in options.towers:
