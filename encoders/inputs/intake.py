@@ -123,7 +123,7 @@ def as_flat_tensor(array: AnyArray) -> Tensor:
     It is a view, except of an array that is not contiguous. No function of torch is called per
     axis, since each lets other threads take Python's lock.
     """
-    flat = array.reshape(-1)
+    flat = array.ravel()  # `reshape` would give a view of an array that is reversed on all axes
     return torch.from_numpy(flat if flat.flags.writeable else np.asarray(_Writable(flat)))
 
 

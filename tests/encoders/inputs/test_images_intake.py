@@ -139,6 +139,7 @@ def test_arrays_may_be_read_only_reversed_or_cut() -> None:
 def test_images_are_copied_together_whatever_their_layout() -> None:
     rows = np.asarray(china())  # read-only
     images: list[Any] = [rows, rows[::-1, ::2], np.asfortranarray(rows), to_rgb(china())[:0]]
+    images += [rows[::-1, ::-1, ::-1], np.broadcast_to(np.uint8(7), (5, 4, 3))]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (held,) = hold_to_resize([*images, rows.copy()], torch.device("cpu"))
