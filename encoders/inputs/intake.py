@@ -240,6 +240,13 @@ def is_array(value: object) -> TypeGuard[AnyArray]:
     return isinstance(value, np.ndarray)
 
 
+def is_rgb_array(value: object) -> TypeGuard[AnyArray]:
+    """Return whether the value is a numpy array, uint8 [H, W, 3], which needs no conversion."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        return False
+    return value.ndim == 3 and value.shape[2] == 3
+
+
 def is_pixels(value: object) -> bool:
     """Return whether the value is a decoded image: a PIL image, or an array or tensor of pixels."""
     return is_picture(value) or (isinstance(value, np.ndarray | Tensor) and value.ndim >= 2)

@@ -36,6 +36,7 @@ from ..inputs.intake import (
     VideoLike,
     is_array,
     is_pixels,
+    is_rgb_array,
     read_array,
     read_rows,
     to_rows,
@@ -170,9 +171,9 @@ class Preparer:
         least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _FIRST))
         if self.decode == "gpu" and isinstance(item, _FILES):
             return max(mean, least)
-        if self.stager is None:
+        if not self.resizes:
             return 1.0
-        if is_array(item):
+        if is_rgb_array(item):
             return max(item.nbytes / _BYTES, least)
         if self.taken_count <= _FEW_FILES or not count or not may_be_jpeg(item):
             return 1.0

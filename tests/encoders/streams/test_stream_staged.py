@@ -327,3 +327,19 @@ def test_bad_items_of_a_staged_stream_are_kept() -> None:
     error, vector = found
     assert str(error.error).startswith("missing.jpg: there is no such file")
     assert vector.shape == (96,)
+
+
+@pytest.mark.usefixtures("staged")
+def test_arrays_that_need_work_are_prepared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, prepare = [], preparing.Preparer.prepare
+
+    def counted(self: preparing.Preparer, number: int, given: Sequence[object]) -> Any:
+        counts.append(len(given))
+        return prepare(self, number, given)
+
+    monkeypatch.setattr(preparing.Preparer, "prepare", counted)
+    rows = np.asarray(hopper().resize((64, 64)))
+    for array, most in ((rows, 16), (rows / 255, 1), (rows[..., 0], 1)):
+        counts.clear()
+        list(tower("qwen3_vl").embed_many([array] * 20, workers=1, progress=False))
+        assert max(counts) == most
