@@ -182,7 +182,8 @@ class Job:
             encoder.preprocess([_blank()], **limits._asdict())
             width = empty[VECTORS].shape[1]
             total = self.manifest.items * width * self.dtype.itemsize
-            description = f"{self.manifest.items:,} vectors [{width}], about {readable(total)}"
+            vectors = counted(self.manifest.items, "vector")
+            description = f"{vectors} [{width}], about {readable(total)}"
         self._require_space(total)
         source_bytes = self.manifest.files["bytes"]
         count = counted(self.manifest.items, "file")
@@ -268,7 +269,7 @@ class Job:
         if not sizes:
             return 0, "an unknown number of bytes (no image of a sample can be read)"
         total = sum(sizes) / len(sizes) * count
-        return total, f"about {readable(total)}, by a sample of {len(sizes)} images,"
+        return total, f"about {readable(total)}, by a sample of {counted(len(sizes), 'image')},"
 
     def _shard_files(self, number: int) -> dict[int, File]:
         """Return the image files of shard ``number`` to encode, each by its place in the shard.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..terminal import counted
 from .manifest import Manifest
 from .parquet_files import VECTORS, Array
 from .records import WrittenStats
@@ -36,8 +37,8 @@ def finished_shards(storage: Storage, manifest: Manifest) -> list[Shard]:
     shards = shards_of(storage, manifest)
     if missing := missing_of(shards):
         raise ValueError(
-            f"{storage.name}: {len(missing)} of {len(shards)} shards are missing, the first is "
-            f"{missing[0]}; run the command of the job again, to resume it"
+            f"{storage.name}: {len(missing)} of {counted(len(shards), 'shard')} missing, the first "
+            f"is {missing[0]}; run the command of the job again, to resume it"
         )
     return shards
 

@@ -46,8 +46,8 @@ def read_status(folder: str) -> JobReport:
     rows = sum(shard_stats["rows"] for shard_stats in stats)
     errors = sum(len(shard_stats["errors"]) for shard_stats in stats)
     lines = [
-        f"{folder}: {len(stats):,} of {manifest.shards:,} shards are written, {files:,} of "
-        f"{manifest.items:,} files",
+        f"{folder}: {len(stats):,} of {counted(manifest.shards, 'shard')} written, {files:,} of "
+        f"{counted(manifest.items, 'file')}",
         f"{counted(rows, 'row')}; {counted(errors, 'file')} with errors",
     ]
     if stats:
@@ -152,7 +152,9 @@ def _faults_of(shard: Shard, manifest: Manifest) -> Iterator[str]:
     expected = min(manifest.items_per_shard, manifest.items - first)
     rows = shard.read_rows_in_order()
     if not len(rows) + len(stats["errors"]) == stats["items"] == expected:
-        yield f"has {len(rows)} rows and {len(stats['errors'])} errors for {expected} files"
+        errors = counted(len(stats["errors"]), "error")
+        files = counted(expected, "file")
+        yield f"has {counted(len(rows), 'row')} and {errors} for {files}"
 
 
 def _rows_not_finite(shard: Shard) -> Iterator[str]:

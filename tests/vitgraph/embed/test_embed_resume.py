@@ -79,7 +79,7 @@ def test_a_job_goes_on_with_the_shards_that_are_missing(
     keys, matrix = load_embeddings(tmp_path / "out")
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     (tmp_path / "out" / "00002_stats.json").unlink()
-    with pytest.raises(ValueError, match="1 of 4 shards are missing, the first is 2"):
+    with pytest.raises(ValueError, match="1 of 4 shards missing, the first is 2"):
         load_embeddings(tmp_path / "out")
     encoded.clear()
     assert main(command) == 0

@@ -122,7 +122,7 @@ def test_a_worker_killed_while_it_tries_again_loses_no_row(
     with monkeypatch.context() as patch:
         patch.setattr("vitgraph.embedding.shard._write_npy", full)
         assert cli(*command, "--retry-errors").code == 2
-    assert "shards are missing" in refusal(cli("search", tmp_path / "out", photos / "00.png"))
+    assert "shards missing" in refusal(cli("search", tmp_path / "out", photos / "00.png"))
     # The shard was taken for one that nobody has written, and its mended file is another one.
     assert [cli(*command, "--retry-errors").code for _ in range(2)] == [3, 0]
     assert len(load_embeddings(tmp_path / "out")[0]) == 12

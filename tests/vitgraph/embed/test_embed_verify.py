@@ -33,7 +33,7 @@ def test_status_says_how_far_a_job_is(
     capsys.readouterr()
     assert main(["embed", "--status", out]) == 1
     said = capsys.readouterr().out
-    assert f"{out}: 3 of 6 shards are written, 6 of 12 files\n6 rows; 0 files with errors\n" in said
+    assert f"{out}: 3 of 6 shards written, 6 of 12 files\n6 rows; 0 files with errors\n" in said
     assert "files per second per worker\nworker 0/2: 3 shards, the last one 0 s ago" in said
     main([*command, "--shard", "1/2"])
     assert main(["embed", "--status", out]) == 0

@@ -91,7 +91,7 @@ def test_workers_write_every_nth_shard_and_the_last_finishes_the_job(
     assert "worker 1 of 3 (--shard) writes 2 shards" in said
     assert "has written its 2 shards, with 0 errors; 4 of all 6 are left to other work" in said
     assert written(out) == [1, 4]
-    with pytest.raises(ValueError, match="4 of 6 shards are missing, the first is 0"):
+    with pytest.raises(ValueError, match="4 of 6 shards missing, the first is 0"):
         load_embeddings(out)
     monkeypatch.setenv("SLURM_PROCID", "2")
     monkeypatch.setenv("SLURM_NTASKS", "3")

@@ -292,7 +292,7 @@ def test_jobs_that_cannot_be_searched_are_refused(
     assert "has no manifest.json" in refusal(cli("search", tmp_path, photograph))
     out = made()
     (out / "00000_stats.json").unlink()
-    assert "1 of 3 shards are missing, the first is 0" in refusal(cli("search", out, photograph))
+    assert "1 of 3 shards missing, the first is 0" in refusal(cli("search", out, photograph))
 
 
 def test_all_tokens_of_images_are_no_vectors(

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...terminal import format_table, readable
+from ...terminal import counted, format_table, readable
 
 GPUS = (1, 8, 64)
 """The numbers of GPUs for which an estimate has a row, if ``--gpus`` does not give a number."""
@@ -106,9 +106,9 @@ def report(estimate: Estimate, source: str, gpus: int | None, output_description
     tokens += f"{max(sample.tokens):,})"
     bad = f", {sample.unreadable} more cannot be encoded" if sample.unreadable else ""
     head = [
-        f"{source}: {images:,} images",
-        f"sample: {len(sample.tokens)} images{bad}; on average {readable(sample.read_bytes)} and "
-        f"{tokens}",
+        f"{source}: {counted(images, 'image')}",
+        f"sample: {counted(len(sample.tokens), 'image')}{bad}; on average "
+        f"{readable(sample.read_bytes)} and {tokens}",
         f"one thread: {sample.read_seconds * 1e3:,.1f} ms to read, "
         f"{sample.decode_seconds * 1e3:,.1f} ms to decode; {estimate.threads} threads per GPU "
         f"(--workers) make {estimate.decoded_per_second:,.0f} images per second",
