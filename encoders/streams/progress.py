@@ -49,7 +49,7 @@ class Progress:
         if kind is None and self.count:
             self.total = self.count  # ``total`` may have been an estimate
         if self._bar is None:
-            self._print_line()
+            self._print_line(ends=True)
         else:
             self._bar.total = self.total
             self._bar.close()
@@ -66,8 +66,11 @@ class Progress:
         if self.count == self.total:  # show it now: the consumer may stop after the last result
             self._bar.refresh()
 
-    def _print_line(self) -> None:
-        """Print a line with the count, unless a line with this count has been printed."""
+    def _print_line(self, ends: bool = False) -> None:
+        """Print a line with the count, unless a line with this count has been printed.
+
+        ``ends`` is whether no further item will be done, so that the line has no time left.
+        """
         if not self.visible or self._printed_count == self.count:
             return
         from tqdm import tqdm
@@ -80,9 +83,9 @@ class Progress:
             count += f" of {self.total:,}"
         count += " items" if (self.total or self.count) != 1 else " item"
         if self.total:
-            count += f" ({self.count / self.total:.0%})"
+            count += f" ({100 * self.count // self.total}%)"  # 100% only if all items are done
         note = f", {self.note}" if self.note else ""
-        if self.total is not None and self.count < self.total:
+        if self.total is not None and self.count < self.total and not ends:
             seconds_left = (self.total - self.count) * seconds / self.count
             note = f", {tqdm.format_interval(seconds_left)} left{note}"
         tqdm.write(f"encode: {count}, {rate:,.1f} items/s{note}", file=sys.stderr)

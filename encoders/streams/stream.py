@@ -364,8 +364,10 @@ class _Stream:
         tokens = sum(item.tokens for item in batch)
         for item in batch:
             item.inputs = None  # the device has read them
-            progress.update()
-            yield self._result(item)
+            result = self._result(item)
+            progress.update()  # an item that raised is not done
+            yield result
+            del result
             item.value = None
         prefetch.release(tokens)
         self._count(tokens, ready_time - start_time, ready_time, prefetch, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Generator
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +90,54 @@ def test_a_log_says_where_an_error_ended_the_stream(capsys: pytest.CaptureFixtur
     encoder.bad = {5}
     with pytest.raises(ValueError, match="item 5"):
         list(encoder.embed_many(range(9), batch_tokens=10, pool="mean"))
-    assert lines_of(capsys)[-1].startswith("encode: 6 of 9 items (67%)")
+    (line,) = lines_of(capsys)
+    assert line.startswith("encode: 5 of 9 items (55%), ")
+    assert "left" not in line
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_log_says_how_far_a_stream_was_read(
+    sized: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = NumberEncoder().embed_many(range(9) if sized else iter(range(9)), pool="mean")
+    assert isinstance(results, Generator)
+    for _ in range(4):
+        next(results)
+    results.close()
+    (line,) = lines_of(capsys)
+    assert line.startswith("encode: 4 of 9 items (44%), " if sized else "encode: 4 items, ")
+
+
+def test_neither_a_bar_nor_a_log_is_full_if_the_last_item_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = NumberEncoder()
+    encoder.bad = {249}
+    with pytest.raises(ValueError, match="item 249"):
+        list(encoder.embed_many(range(250), pool="mean"))
+    assert lines_of(capsys)[-1].startswith("encode: 249 of 250 items (99%), ")
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with pytest.raises(ValueError, match="item 249"):
+        list(encoder.embed_many(range(250), pool="mean"))
+    assert "249/250" in screen.getvalue()
+    assert "250/250" not in screen.getvalue()
+
+
+def test_a_bar_says_how_far_a_stream_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    results = NumberEncoder().embed_many(range(9), pool="mean")
+    assert isinstance(results, Generator)
+    for _ in range(4):
+        next(results)
+    results.close()
+    assert "4/9" in screen.getvalue().splitlines()[-1]
+
+
+def test_items_whose_errors_are_kept_count_as_done(capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = NumberEncoder()
+    encoder.bad = {8}
+    list(encoder.embed_many(range(9), pool="mean", on_error="keep"))
+    assert lines_of(capsys)[-1].startswith("encode: 9 of 9 items (100%), ")
 
 
 def test_lines_per_item_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
