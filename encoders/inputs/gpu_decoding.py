@@ -23,8 +23,9 @@ from torch import Tensor
 
 from .image_files import Readable, header_of, jpeg_bytes, read_image_file, rewindable
 from .jpeg_files import decoding_to_pinned_memory, jpeg_of
-from .jpeg_headers import UPRIGHT, JpegHeader, read_header
+from .jpeg_headers import JpegHeader, read_header
 from .torch_internals import empty_images
+from .turning import UPRIGHT
 
 Decode: TypeAlias = Literal["cpu", "gpu"]
 """Where JPEG files are decoded: by threads of the CPU, or by nvImageCodec on the CUDA device."""

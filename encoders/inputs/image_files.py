@@ -32,7 +32,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from .jpeg_files import decode_in_turn, decode_jpeg, is_fast, jpeg_of
-from .jpeg_headers import TURNS, UPRIGHT, JpegHeader, read_header
+from .jpeg_headers import JpegHeader, read_header
+from .turning import TURNS, UPRIGHT
 
 if TYPE_CHECKING:
     from ..data import Array

@@ -21,6 +21,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 
 from .jpeg_headers import JpegHeader
+from .turning import UPRIGHT, copy_pixels, turned
 
 if TYPE_CHECKING:
     from ..data import Array
@@ -50,17 +51,17 @@ def decode_jpeg(data: bytes, header: JpegHeader) -> Tensor | None:
     """
     if not is_fast():
         return None
-    height, width, (swapped, flipped), _ = header
-    is_upright = not swapped and not flipped
+    height, width, turn, _ = header
+    is_upright = turn == UPRIGHT
     pixels = _empty(height, width, 3, pinned=_PINS.get() and is_upright)
     rows: Array = pixels.numpy()
     if not _decode_into(data, rows):
         return None
     if is_upright:
         return pixels
-    rows = np.flip(rows.swapaxes(0, 1) if swapped else rows, flipped)
+    rows = turned(rows, turn)
     upright = _empty(*rows.shape, pinned=_PINS.get())
-    np.copyto(upright.numpy(), rows)  # by NumPy: see ``stack_frames``
+    copy_pixels(upright.numpy(), rows)
     return upright
 
 

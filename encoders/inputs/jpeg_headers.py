@@ -11,14 +11,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-
-class Turn(NamedTuple):
-    """The turns that make the pixels [H, W, 3] of an image upright."""
-
-    swapped: bool
-    """Whether rows become columns, first."""
-    flipped: tuple[int, ...]
-    """The axes that are then reversed."""
+from .turning import TURNS, UPRIGHT, Turn
 
 
 class JpegHeader(NamedTuple):
@@ -30,19 +23,6 @@ class JpegHeader(NamedTuple):
     progressive: bool = False
     """Whether the file is progressive."""
 
-
-UPRIGHT = Turn(False, ())
-"""No turn."""
-TURNS: dict[object, Turn] = {
-    2: Turn(False, (1,)),
-    3: Turn(False, (0, 1)),
-    4: Turn(False, (0,)),
-    5: Turn(True, ()),
-    6: Turn(True, (1,)),
-    7: Turn(True, (0, 1)),
-    8: Turn(True, (0,)),
-}
-"""What turns an image of each EXIF orientation but 1 upright (Exif 2.32, tag 0x0112)."""
 
 _PROGRESSIVE = 0xC2
 _FRAMES = frozenset((0xC0, 0xC1, _PROGRESSIVE))

@@ -26,6 +26,7 @@ from .image_files import (
     require_file,
 )
 from .intake import to_rgb
+from .turning import UPRIGHT, Turn, copy_pixels, turned
 from .video_damage import Damage
 from .video_times import Timing, read_timing
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.reformatter import VideoReformatter
     from av.video.stream import VideoStream
+
+    from ..data import Array
 
 _FORMATS = (
     "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,wtv,ogg,mxf,gxf,nut,nuv,nsv,rm,dv,swf,ty,"
@@ -266,26 +269,33 @@ def _turn_upright(frame: VideoFrame, reformatter: VideoReformatter) -> Tensor:
 
     The result is laid out as [H, W, 3], as resizing takes it: torch's threads, which would wait for
     those of FFmpeg, copy nothing. One thread converts, since several frames are read at once.
+    """
+    if frame.format.has_palette or any(part.is_alpha for part in frame.format.components):
+        rgba = reformatter.reformat(frame, format="rgba", threads=1)
+        over_white = to_rgb(Image.fromarray(rgba.to_ndarray())).permute(1, 2, 0)
+        rows: Array = np.ascontiguousarray(over_white.numpy())
+    else:
+        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+        view = rgb.to_ndarray()  # of the memory of the frame, which the decoder may still read
+        rows = view.copy() if rgb is frame else np.ascontiguousarray(view)
+    if (turn := _turn_of(frame)) != UPRIGHT:
+        source = turned(rows, turn)
+        copy_pixels(rows := np.empty(source.shape, np.uint8), source)
+    return torch.from_numpy(rows).permute(2, 0, 1)
+
+
+def _turn_of(frame: VideoFrame) -> Turn:
+    """Return the turn that the display matrix of a frame asks for.
 
     A matrix (a b, c d) shows the pixel (x, y) at (a*x + c*y, b*x + d*y), y downwards; it is rounded
     to the nearest of the eight ways to turn and mirror an image (ISO/IEC 14496-12, 8.3.2; the
     ffmpeg command turns its input in the same eight ways).
     """
-    if frame.format.has_palette or any(part.is_alpha for part in frame.format.components):
-        rgba = reformatter.reformat(frame, format="rgba", threads=1)
-        pixels = to_rgb(Image.fromarray(rgba.to_ndarray()))
-    else:
-        rgb = reformatter.reformat(frame, format="rgb24", threads=1)
-        view = rgb.to_ndarray()  # of the memory of the frame, which the decoder may still read
-        rows = view.copy() if rgb is frame else np.ascontiguousarray(view)
-        pixels = torch.from_numpy(rows).permute(2, 0, 1)
     # PyAV's type stub declares only motion vectors here.
     side_data = cast("Mapping[str, bytes]", frame.side_data)
     if "DISPLAYMATRIX" not in side_data:
-        return pixels
+        return UPRIGHT
     a, b, _, c, d = struct.unpack_from("=5i", bytes(side_data["DISPLAYMATRIX"]))
-    x_scale, y_scale = a, d
-    if abs(a) + abs(d) < abs(b) + abs(c):  # rows become columns
-        pixels, x_scale, y_scale = pixels.transpose(1, 2), c, b
-    flipped_axes = [dim for dim, scale in ((2, x_scale), (1, y_scale)) if scale < 0]
-    return pixels.flip(flipped_axes) if flipped_axes else pixels
+    swapped = abs(a) + abs(d) < abs(b) + abs(c)
+    x_scale, y_scale = (c, b) if swapped else (a, d)
+    return Turn(swapped, tuple(axis for axis, scale in ((0, y_scale), (1, x_scale)) if scale < 0))
