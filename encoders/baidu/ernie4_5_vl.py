@@ -163,9 +163,13 @@ class Ernie4_5VLEncoder(PatchEncoder):
         tokens = self.resampler(self.ln(hidden), metadata["pair_index"])
         return EncoderOutput(hidden, tokens, ())
 
+    @property
+    def _pixel_weight(self) -> Tensor:
+        return self.ln.weight
+
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as rows [P, D]."""
-        patches = self._admit_patches(pixel_values, self.ln.weight, metadata)
+        patches = self._admit_patches(pixel_values, self._pixel_weight, metadata)
         return self.patch_embed(patches)
 
     def _grid_metadata(

@@ -211,15 +211,17 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
         from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None
-        weight = next(self.parameters())  # asked for once, since every call asks
+        weights = [path._pixel_weight for path in self.paths.values()]
+        dtype = weights[0].dtype
+        is_short = dtype.itemsize == 2 and all(weight.dtype == dtype for weight in weights)
         return ItemEncoder(
             self,
             self.paths,
             self.paths,
-            weight.device,
+            weights[0].device,
             stager=stager,
             head=self.pooling_head,
-            pixel_dtype=weight.dtype if weight.dtype.itemsize == 2 else torch.float32,
+            pixel_dtype=dtype if is_short else torch.float32,
             class_token=self.class_token,
         )
 

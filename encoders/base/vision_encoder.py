@@ -83,6 +83,11 @@ class VisionEncoder(Encoder):
         return {"image": self}
 
     @property
+    def _pixel_weight(self) -> Tensor:
+        """The weight to whose dtype ``embed_patches`` converts pixels: by default the first one."""
+        return next(self.parameters())
+
+    @property
     @abstractmethod
     def budget_range(self) -> tuple[int, int]:
         """The smallest and largest number of output tokens of CUDA graphs captured by default."""

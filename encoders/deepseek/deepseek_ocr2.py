@@ -273,6 +273,10 @@ class DeepseekOCR2Tower(TileEncoder):
         queries = hidden[:, hidden.shape[1] // 2 :]
         return EncoderOutput(queries, self.projector(self.norm(queries)).flatten(0, 1), ())
 
+    @property
+    def _pixel_weight(self) -> Tensor:
+        return self.sam_model.pos_embed
+
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as n cells and n queries, [B, 2n, D]."""
         hidden = self._embed_views(pixel_values)
@@ -343,7 +347,7 @@ class DeepseekOCR2Tower(TileEncoder):
 
     def _embed_views(self, pixel_values: Tensor) -> Tensor:
         """Return the rows [B, h, w, width of SAM] that SAM's first block reads."""
-        pixels = self._admit_tiles(pixel_values, self.sam_model.pos_embed)
+        pixels = self._admit_tiles(pixel_values, self._pixel_weight)
         self._check_view(*(size // self.config.patch_size for size in pixels.shape[2:]))
         return self.sam_model.embed_patches(pixels)
 

@@ -199,11 +199,13 @@ class DeepseekV4Encoder(RasterEncoder):
         squares = squares.masked_fill(~metadata["merge_mask"][..., None], 0.0)
         return EncoderOutput(hidden, self.aligner(squares.mT.flatten(1)), ())
 
+    @property
+    def _pixel_weight(self) -> Tensor:
+        return self.patch_embed.weight
+
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim] as rows [P, D]."""
-        return self.patch_embed(
-            self._admit_patches(pixel_values, self.patch_embed.weight, metadata)
-        )
+        return self.patch_embed(self._admit_patches(pixel_values, self._pixel_weight, metadata))
 
     def sequences(self, tokens: Tensor, grid_thw: GridLike) -> list[Tensor]:
         """Return the sequence that the language model of V4.1 reads for each item.

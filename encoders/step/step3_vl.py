@@ -191,9 +191,13 @@ class Step3VLTower(TileEncoder):
         tokens = self.vit_large_projector(rearrange(maps, "b d h w -> (b h w) d"))
         return EncoderOutput(hidden, tokens, ())
 
+    @property
+    def _pixel_weight(self) -> Tensor:
+        return self.conv1.weight
+
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed views [B, C, H, W] as normed patches with positions, [B, n, D]."""
-        pixels = self._admit_tiles(pixel_values, self.conv1.weight)
+        pixels = self._admit_tiles(pixel_values, self._pixel_weight)
         patch = self.config.patch_size
         h, w = (size // patch for size in pixels.shape[2:])
         patches = rearrange(pixels, "b c (h p) (w q) -> b (h w) (c p q)", p=patch, q=patch)

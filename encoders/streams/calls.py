@@ -89,8 +89,8 @@ class ItemEncoder(Generic[Output]):
     head: PoolingHead | None = None
     """The encoder's learned head (of SigLIP), which ``pool="head"`` needs; None without one."""
     pixel_dtype: torch.dtype = torch.float32
-    """The dtype of the pixels that ``stager`` makes: the encoder's if that has 16 bits, since the
-    encoder would round float32 to it."""
+    """The dtype of the pixels that ``stager`` makes: that of the weight that reads them if it has
+    16 bits, since the encoder would round float32 to it."""
     class_token: bool = False
     """Whether the first row of ``"prefix"`` is a class token, which ``pool="cls"`` needs."""
 

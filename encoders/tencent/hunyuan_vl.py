@@ -165,9 +165,13 @@ class HunyuanVLEncoder(RasterEncoder):
         tokens = self.merger(hidden[metadata["merge_index"]], metadata["token_index"])
         return EncoderOutput(hidden, tokens, ())
 
+    @property
+    def _pixel_weight(self) -> Tensor:
+        return self.pos_embed.weight
+
     def embed_patches(self, pixel_values: Tensor, metadata: Metadata) -> Tensor:
         """Embed patches [P, patch_dim], and add interpolated positions, [P, D]."""
-        pixels = self._admit_pixels(pixel_values, self.pos_embed.weight)
+        pixels = self._admit_pixels(pixel_values, self._pixel_weight)
         require_metadata(metadata, "pos_embed_index")
         index = metadata["pos_embed_index"]
         check_rows(pixels.shape[0], index.shape[0], "but encoder_metadata is for")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from encoders.base.vision_encoder import VisionEncoder
 from encoders.contract import EncoderOutput, VisionInputs
 from tests.oracles import TOWERS, draw_pixels, grids_for, tiny
+from vitgraph.seeded import write_seeded_checkpoint
+from weights import load_encoder
 
 
 @pytest.mark.parametrize("name", TOWERS)
@@ -20,6 +26,43 @@ def test_an_encoder_says_its_widths_device_and_dtype(name: str) -> None:
     assert encoder.out_features == output.pooler_output.shape[-1]
     assert (encoder.device, encoder.dtype) == (torch.device("cpu"), output.pooler_output.dtype)
     assert len(encoder.blocks) == encoder.config.depth
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_knows_the_weight_whose_dtype_its_pixels_get(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, grids, weights = tiny(name), grids_for(name), list[Tensor]()
+    admit = VisionEncoder._admit_pixels
+
+    def noting(self: VisionEncoder, pixels: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        weights.append(weight)
+        return admit(self, pixels, weight, *rest)
+
+    monkeypatch.setattr(VisionEncoder, "_admit_pixels", noting)
+    encoder(draw_pixels(encoder, grids), grids)
+    (weight,) = weights
+    assert encoder._pixel_weight is weight
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [
+        ("qwen3_vl", "patch_embed"),
+        ("deepseek_v4", "patch_embed"),
+        ("step3_vl", "conv1"),
+        ("deepseek_ocr", "sam_model"),
+        ("deepseek_ocr2", "sam_model"),
+    ],
+)
+def test_pixels_are_not_rounded_before_a_layer_of_float32_reads_them(
+    name: str, reader: str, tmp_path: Path
+) -> None:
+    write_seeded_checkpoint(tmp_path, name, width=64)
+    encoder = load_encoder(tmp_path, dtype=torch.bfloat16, progress=False)
+    assert encoder.item_encoder().pixel_dtype == torch.bfloat16
+    encoder.get_submodule(reader).float()
+    assert encoder.item_encoder().pixel_dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", TOWERS)
