@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -30,11 +31,20 @@ def empty_images(sizes: Sequence[tuple[int, int]], device: torch.device) -> Sequ
 
 
 def copy_together(targets: tuple[Tensor, ...], sources: list[Tensor]) -> None:
-    """Copy tensors of one dtype on the CPU, by torch's own threads.
+    """Copy tensors of one dtype on the CPU, by torch's threads.
 
-    Other threads wait for Python's lock once, and not once per tensor.
+    Other threads wait for Python's lock once, and not once per tensor. One thread calls torch for
+    all: it makes as many threads as there are cores for each thread that computes with it.
     """
-    torch._foreach_copy_(targets, sources)
+    if torch.get_num_threads() == 1:
+        torch._foreach_copy_(targets, sources)
+    else:
+        _copier().submit(torch._foreach_copy_, targets, sources).result()
+
+
+@cache
+def _copier() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="copies")
 
 
 @lru_cache(maxsize=4096)
