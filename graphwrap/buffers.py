@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from encoders.contract import GraphableEncoder, Metadata
+from encoders.streams import capture_stream
 
 from .budgets import Budget
 from .outputs import Unit, output_fields, unit_of
@@ -186,7 +187,7 @@ class Memory:
 
     def __init__(self, device: torch.device, has_graphs: bool) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if has_graphs else None
+        self.stream = capture_stream(device) if has_graphs else None
         """The stream of all captures, because a pool reuses memory only on the stream that freed
         it. None on a backend without graphs."""
         self.arenas: list[Arena] = []

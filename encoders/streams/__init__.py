@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..cuda_streams import capture_stream as capture_stream
     from ..inputs.gpu_decoding import Decode as Decode
     from ..inputs.intake import ImagesLike as ImagesLike
     from ..inputs.intake import VideosLike as VideosLike

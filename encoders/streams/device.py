@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from ..cuda_streams import item_streams
 
 
 class DeviceQueue:
@@ -28,7 +29,7 @@ class DeviceQueue:
         self._on_cuda = self.pins = self.stages = device.type == "cuda"
         self.ahead = int(self._on_cuda)
         if self._on_cuda:
-            self._copies, self._runs, self._returns = _streams(device)
+            self._copies, self._runs, self._returns = item_streams(device)
 
     def begin(self) -> None:
         """Make all later batches wait for the work queued so far on the caller's CUDA stream."""
@@ -112,15 +113,3 @@ class DeviceQueue:
             mark.synchronize()
             for tensor in results:  # torch must not reuse the memory before the caller reads it
                 tensor.record_stream(torch.cuda.current_stream(self.device))
-
-
-@cache
-def _streams(
-    device: torch.device,
-) -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
-    """Return three CUDA streams of a device: for copies to it, for batches, for copies to the host.
-
-    Every call returns the same streams, because torch keeps freed memory, and 32 MiB for
-    cuBLAS, for each stream that was ever used.
-    """
-    return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from encoders import Encoder, ItemError
+from encoders.accelerated.attention.choices import graph_milliseconds
 from graphwrap import GraphedEncoder
 from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import panning_clip, photographs
@@ -85,6 +86,18 @@ def test_memory_does_not_grow_with_the_number_of_streams() -> None:
         list(encoder.embed_many(ITEMS, pool="mean", batch_tokens=1000, progress=False))
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] <= 1.1 * reserved[4]
+    encoder.cpu()
+
+
+def test_graphs_that_the_consumer_captures_take_no_kernel_of_the_stream() -> None:
+    encoder = on_gpu("qwen3_vl", torch.float32)
+    images, rows = photographs()[:4], torch.ones(64, device="cuda")
+    wanted, found = encoder.embed(images), []
+    for vector in encoder.embed_many(images * 50, batch_tokens=300, progress=False):
+        graph_milliseconds(lambda: rows.mul_(1.0))  # each on the next of torch's CUDA streams
+        found.append(vector)
+    for number, vector in enumerate(found):
+        assert torch.allclose(vector, wanted[number % len(wanted)], rtol=1e-4, atol=1e-5)
     encoder.cpu()
 
 

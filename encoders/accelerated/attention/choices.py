@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Kernels, warn_caller
+from ...cuda_streams import capture_stream
 from ...layers.attention import attention
 from ..shapes import AttentionShape, RelativeShape
 from .candidates import (
@@ -378,7 +379,7 @@ def graph_milliseconds(call: Callable[[], object]) -> float:
     ms = _stream_milliseconds(call)
     if ms >= LONG_MS:
         return ms
-    stream = torch.cuda.Stream()
+    stream = capture_stream(torch.device("cuda", torch.cuda.current_device()))
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     times: list[float] = []

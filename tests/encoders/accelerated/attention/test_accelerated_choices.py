@@ -400,6 +400,8 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, calls = MagicMock(), iter([None, None])
     cuda.Event.return_value.elapsed_time.return_value = 0.1
     monkeypatch.setattr("encoders.accelerated.attention.choices.torch.cuda", cuda)
+    cuda.current_device.return_value = 0
+    monkeypatch.setattr(choices_module, "capture_stream", cuda.Stream)
     with pytest.raises(StopIteration):  # from the third call, the first in the capture
         choices_module.graph_milliseconds(lambda: next(calls))
     graph = cuda.CUDAGraph.return_value
