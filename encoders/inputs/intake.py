@@ -349,6 +349,9 @@ def _from_tensor(image: Tensor) -> Tensor:
         nested = "a nested tensor" if image.is_nested else f"a tensor of layout {image.layout}"
         kind = "a meta tensor" if image.is_meta else nested
         raise ValueError(f"is {kind}: an image is a dense tensor with values; pass uint8 [C, H, W]")
+    if image.is_cuda:  # threads read items on another CUDA stream than the one that makes them
+        default = torch.cuda.default_stream(image.device)
+        torch.cuda.current_stream(image.device).wait_stream(default)
     image = image.cpu()  # before floats are scaled in float64, which MPS does not have
     if image.is_floating_point():
         image = _from_unit(image, f"tensor of {image.dtype}")

@@ -32,9 +32,14 @@ class DeviceQueue:
             self._copies, self._runs, self._returns = item_streams(device)
 
     def begin(self) -> None:
-        """Make all later batches wait for the work queued so far on the caller's CUDA stream."""
+        """Make all later batches wait for the work queued so far on the caller's CUDA stream.
+
+        The default CUDA stream waits, too: threads read the caller's items after its work.
+        """
         if self._on_cuda:
-            self._runs.wait_stream(torch.cuda.current_stream(self.device))
+            caller = torch.cuda.current_stream(self.device)
+            self._runs.wait_stream(caller)
+            torch.cuda.default_stream(self.device).wait_stream(caller)
 
     def hold(self, rows: Tensor) -> Tensor:
         """Return pixels ``rows``, in page-locked memory if ``send`` will copy them to a GPU."""

@@ -246,7 +246,8 @@ class Preparer:
         self, item: StreamItem, images: Sequence[ImageLike], videos: Sequence[VideoLike]
     ) -> None:
         """Preprocess an item, and keep its pixels where they can be sent to the device."""
-        inputs = self.item_encoder.preprocess(images, videos, self.limits)
+        with self.queue.staging():  # the CUDA stream that waits for images that the GPU decoded
+            inputs = self.item_encoder.preprocess(images, videos, self.limits)
         item.inputs = inputs.with_pixels(self.queue.hold)
         self._describe(item, self._measured(inputs.with_pixels(lambda x: x.new_empty(0))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,32 @@ def test_files_are_right_while_their_cuda_stream_is_behind() -> None:
     torch.cuda.synchronize()
     for one, other in zip(found, wanted, strict=True):
         assert int((one.cpu().int() - other.int()).abs().max()) <= 3
+
+
+def test_encoders_whose_pixels_the_cpu_makes_wait_for_decoded_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder, files = tower("qwen3_vl", torch.float32).to("cuda"), jpegs()
+    wanted = list(encoder.embed_many(files, progress=False))
+    own, fill = encoder.item_encoder(), GpuDecoder._fill
+
+    def fill_late(decoder: GpuDecoder, places: Any) -> Any:
+        left = fill(decoder, places)
+        with torch.cuda.stream(decoder._stream):
+            right = [pixels.clone() for _, pixels in places]
+            for _, pixels in places:
+                pixels.zero_()
+            torch.cuda._sleep(10**8)
+            for (_, pixels), copy in zip(places, right, strict=True):
+                pixels.copy_(copy)
+        return left
+
+    monkeypatch.setattr(encoder, "_stream_encoder", lambda: replace(own, stager=None))
+    monkeypatch.setattr(GpuDecoder, "_fill", fill_late)
+    found = list(encoder.embed_many(files, decode="gpu", progress=False))
+    for one, other in zip(found, wanted, strict=True):
+        assert float((one - other).norm() / other.norm()) <= 0.05
+    encoder.cpu()
 
 
 def _pixels(decoder: GpuDecoder, files: list[bytes]) -> list[torch.Tensor]:

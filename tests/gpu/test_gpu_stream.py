@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,6 +88,33 @@ def test_memory_does_not_grow_with_the_number_of_streams() -> None:
         list(encoder.embed_many(ITEMS, pool="mean", batch_tokens=1000, progress=False))
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] <= 1.1 * reserved[4]
+    encoder.cpu()
+
+
+@pytest.mark.parametrize("on_default", [True, False])
+@pytest.mark.parametrize("is_clip", [False, True])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_items_on_the_gpu_are_read_after_they_are_written(
+    is_clip: bool, on_default: bool, is_lazy: bool
+) -> None:
+    encoder = on_gpu("qwen3_vl", torch.float32)
+    pixels = torch.from_numpy(np.array(photographs()[0].convert("RGB"))).permute(2, 0, 1).cuda()
+    pixels = pixels.expand(4, -1, -1, -1).contiguous() if is_clip else pixels
+    (wanted,) = encoder.embed_many([pixels.cpu()], progress=False)
+
+    def items() -> Iterator[torch.Tensor]:
+        late = torch.zeros_like(pixels)
+        torch.cuda._sleep(10**8)
+        late.copy_(pixels)
+        yield late
+
+    torch.cuda.synchronize()
+    caller = torch.cuda.default_stream() if on_default else torch.cuda.Stream()
+    with torch.cuda.stream(caller):
+        given = items() if is_lazy else list(items())
+        (found,) = encoder.embed_many(given, progress=False)
+    torch.cuda.synchronize()
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
     encoder.cpu()
 
 

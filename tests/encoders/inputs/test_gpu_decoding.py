@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,8 +21,10 @@ from torch import Tensor
 from encoders.inputs import gpu_decoding
 from encoders.inputs.gpu_decoding import GpuDecoder, decoder_of, decoding_by
 from encoders.inputs.image_files import open_image
+from encoders.inputs.images import to_resize
 from encoders.inputs.intake import read_images, to_rgb
 from encoders.streams import stream
+from encoders.streams.device import DeviceQueue
 from tests.oracles import BY_NAME, build_encoder
 from tests.support.photographs import china
 
@@ -306,6 +309,38 @@ def test_a_thread_of_a_stream_decodes_its_files_in_one_call(
                 torch.testing.assert_close(got, wanted)
             else:
                 assert str(got) == str(wanted)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_stream_reads_decoded_images_on_the_cuda_stream_that_waits_for_them(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """So do encoders whose pixels are made on the CPU, as DataParallelEncoder's are."""
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    staging, here, reads = threading.local(), list[bool](), list[bool]()
+
+    @contextmanager
+    def enter(queue: DeviceQueue) -> Iterator[None]:
+        staging.on = True
+        yield
+        staging.on = False
+
+    def receive(decoder: GpuDecoder, batches: object) -> None:
+        here.append(getattr(staging, "on", False))
+
+    def read(image: Tensor, device: torch.device) -> Tensor:
+        reads.append(getattr(staging, "on", False))
+        return to_resize(image, device)
+
+    monkeypatch.setattr(DeviceQueue, "staging", enter)
+    monkeypatch.setattr(GpuDecoder, "_receive", receive)
+    monkeypatch.setattr("encoders.inputs.patches.to_resize", read)
+    files = [jpeg(), jpeg((64, 64)), jpeg((90, 30))] * 4
+    options: dict[str, Any] = {"workers": workers, "progress": False}
+    assert len(list(ENCODER.embed_many(files, decode="gpu", **options))) == len(files)
+    assert len(reads) == len(files)
+    assert {*here} == {*reads} == {True}
 
 
 def test_without_nvimagecodec_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
