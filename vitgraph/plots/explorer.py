@@ -30,7 +30,7 @@ from encoders.streams import ImagesLike, Progress
 from ..analysis.attention import require_plain, spread_blocks
 from ..analysis.cells import CellStates, states_of_cells
 from ..pages import escaped, jpeg_uri, write_html
-from ..terminal import printable
+from ..terminal import counted, printable
 
 KIND = "maps"
 """The kind of these pages; the command does not overwrite a file of anything else."""
@@ -229,7 +229,7 @@ def _facts(encoder: Encoder, explored: Sequence[_Explored]) -> dict[str, str]:
     )
     means = " A cell shows the mean over its patches." if sides[-1] > 1 else ""
     return {
-        "encoder": f"{type(encoder).__name__}, {len(explored[0].states)} blocks shown",
+        "encoder": f"{type(encoder).__name__}, {counted(len(explored[0].states), 'block')} shown",
         "pictures": f"what the encoder reads; {cells}.{means}",
         "attention": "softmax weights, the mean over the heads; colours follow their square root",
         "nearest": f"the {MATCHES} patches of all pictures with the largest cosine of features, "

@@ -69,7 +69,7 @@ def test_what_is_left_out_is_counted_by_suffix(
     assert run_job(repo, folder, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "files that are not images: 2 .jxl, 1 " in said
-    for part in ("1 .mp4", "1 without a suffix", "1 pipes or devices"):
+    for part in ("1 .mp4", "1 without a suffix", "1 of another kind (pipe, device)"):
         assert part in said
     assert ".txt" not in said
 
@@ -83,7 +83,7 @@ def test_a_pattern_reports_broken_links_and_pipes_as_a_folder_does(
     for number, source in enumerate((folder, folder / "*.png")):
         assert run_job(repo, source, tmp_path / f"out {number}") == 3
         said = capsys.readouterr()
-        assert "1 pipes or devices" in said.out
+        assert "1 of another kind (pipe, device)" in said.out
         keys, _ = load_embeddings(tmp_path / f"out {number}")
         assert keys == ["own.png"]
         rows = (tmp_path / f"out {number}" / "errors.csv").read_text()
@@ -95,6 +95,14 @@ def test_a_folder_that_a_pattern_matches_is_not_counted(folder: Path) -> None:
     source = Source(str(folder / "*.png"))
     assert [file.key for file in source] == ["own.png"]
     assert source.left_out.describe() == []
+
+
+def test_a_suffix_beyond_the_most_common_ones_is_one_other(folder: Path) -> None:
+    for number in range(9):
+        (folder / f"notes.{number}x").write_bytes(b"x")
+    source = Source(str(folder))
+    assert [file.key for file in source] == ["own.png"]
+    assert source.left_out.describe()[0].endswith(", 1 other")
 
 
 def test_photographs_of_phones_are_taken_or_the_package_is_named(

@@ -145,7 +145,7 @@ class Source:
         if os.path.isfile(path) or not os.path.exists(path):
             return True
         if not os.path.isdir(path):
-            self.left_out.counts["pipes or devices"] += 1
+            self.left_out.counts["of another kind (pipe, device)"] += 1
         return False
 
     def _files_below(self, root: str) -> Iterator[File]:
@@ -169,7 +169,7 @@ class Source:
             if stat.S_ISREG(state.st_mode):
                 lines.append(f"{key}\0{version_from(state)}")
             else:
-                self.left_out.counts["pipes or devices"] += 1
+                self.left_out.counts["of another kind (pipe, device)"] += 1
         lines.sort()
         start = os.path.join(root, "")
         for text in lines:

@@ -6,6 +6,8 @@ import posixpath
 from collections import Counter
 from importlib.util import find_spec
 
+from ...terminal import counted
+
 _SUFFIXES = frozenset(
     f".{name}"
     for name in (
@@ -103,7 +105,7 @@ class LeftOut:
         common = self.counts.most_common(_MOST_SUFFIXES)
         parts = [f"{count:,} {suffix}" for suffix, count in common]
         if other_count := self.counts.total() - sum(count for _, count in common):
-            parts.append(f"{other_count:,} others")
+            parts.append(counted(other_count, "other"))
         if _HEIF & self.counts.keys():
             parts[-1] += "; .heic needs pillow-heif: pip install 'pillow-heif>=1.0'"
         if CLIP_SUFFIXES & self.counts.keys():
