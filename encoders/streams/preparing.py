@@ -20,7 +20,7 @@ from ..grids import read_grid
 from ..inputs.clips import read_item
 from ..inputs.exact_resize import is_exact_on
 from ..inputs.gpu_decoding import Decode, DeviceImage, active_decoder, decoding
-from ..inputs.image_files import NO_RUN, JpegRun, Readable, decode_jpegs, may_be_jpeg
+from ..inputs.image_files import NO_RUN, JpegRun, decode_jpegs, may_be_jpeg
 from ..inputs.images import (
     PlannedImage,
     StagedItem,
@@ -60,8 +60,6 @@ _FIRST = 16
 _ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
 """So many images, or so many bytes, are resized at once without waiting for more. If more waited,
 the consumer would have to resize them."""
-_FILES = (str, os.PathLike, bytes, Readable)
-"""The items of which a thread takes several at once for a GPU to decode."""
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
 """A thread takes so many JPEG files at once for the CPU to decode, after the first ones: of a few
 files, each thread takes one."""
@@ -169,7 +167,7 @@ class Preparer:
         count, nbytes = self.resized_count, self.resized_bytes
         mean, tokens = (nbytes / count / _BYTES, self.resized_tokens / count) if count else (0.0, 0)
         least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _FIRST))
-        if self.decode == "gpu" and isinstance(item, _FILES):
+        if self.decode == "gpu" and _is_file(item):
             return max(mean, least)
         if not self.resizes:
             return 1.0
@@ -214,9 +212,14 @@ class Preparer:
                 return decode_jpegs(given)
             except Exception:  # noqa: BLE001  # of one item, or of memory: one by one, others fit
                 return given, NO_RUN
-        numbers = [number for number, item in enumerate(given) if isinstance(item, _FILES)]
-        with self.queue.staging():
-            images = decoder.decode_files([given[number] for number in numbers])
+        numbers = [number for number, item in enumerate(given) if _is_file(item)]
+        try:
+            with self.queue.staging():
+                images = decoder.decode_files([given[number] for number in numbers])
+        except torch.AcceleratorError:
+            raise  # a CUDA device does not recover from this error
+        except FAILURES:  # of memory: one by one, others fit
+            return given, NO_RUN
         made = list(given)
         for number, image in zip(numbers, images, strict=True):
             made[number] = image
@@ -380,6 +383,12 @@ class Preparer:
             for item in images.items:
                 # In this order, as the consumer goes on when it sees the pixels.
                 item.staged, item.inputs = mark, next(staged)
+
+
+def _is_file(item: object) -> bool:
+    """Return whether an item is a path, bytes or an open file, without running its own code."""
+    is_open = callable(getattr(type(item), "read", None))
+    return is_open or isinstance(item, str | os.PathLike | bytes)
 
 
 def _as_tensor(rows: Tensor | AnyArray) -> Tensor:

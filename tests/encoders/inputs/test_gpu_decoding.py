@@ -311,6 +311,32 @@ def test_a_thread_of_a_stream_decodes_its_files_in_one_call(
                 assert str(got) == str(wanted)
 
 
+class Odd:
+    """An object of the user's whose attributes raise an error of their own."""
+
+    def __getattr__(self, name: str) -> object:
+        raise LookupError(name)
+
+
+def test_an_item_that_a_turn_fails_on_is_the_only_one_lost(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    upright = gpu_decoding._upright
+
+    def turn(file: Any) -> Tensor:
+        if file.header.turn != gpu_decoding.UPRIGHT:
+            raise torch.OutOfMemoryError("no memory is left")
+        return upright(file)
+
+    monkeypatch.setattr(gpu_decoding, "_upright", turn)
+    items: list[Any] = [jpeg(), turned(6), jpeg(), Odd(), jpeg()]
+    options: dict[str, Any] = {"workers": 1, "progress": False, "on_error": "keep"}
+    found = list(ENCODER.embed_many(items, decode="gpu", **options))
+    assert [isinstance(one, Tensor) for one in found] == [True, False, True, False, True]
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_stream_reads_decoded_images_on_the_cuda_stream_that_waits_for_them(
     codec: FakeCodec, monkeypatch: pytest.MonkeyPatch, workers: int
