@@ -143,6 +143,9 @@ class Preparer:
         self.planned: list[_Planned] = []
         """The images that wait to be resized with others, guarded by ``turn``."""
         self.planned_count = self.planned_bytes = 0
+        self.failure: Exception | None = None
+        """The error, no item's own, that ended a thread while it resized images of several turns;
+        guarded by ``resizing``."""
         self.known: dict[tuple[int, ...], Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
         self.taken_count = self.resized_count = self.resized_bytes = self.resized_tokens = 0
@@ -350,16 +353,22 @@ class Preparer:
 
     def _resize_all(self) -> None:
         """Resize all images that wait at once, or ``_BYTES`` at a time."""
+        if self.failure is not None:
+            raise self.failure
         with self.turn:
             planned, self.planned = self.planned, []
             self.planned_count = self.planned_bytes = 0
         start = size = 0
-        for stop, images in enumerate(planned, 1):
-            size += images.nbytes
-            if size >= _BYTES or stop == len(planned):
-                with self.queue.staging():
-                    self._resize(planned[start:stop])
-                start, size = stop, 0
+        try:
+            for stop, images in enumerate(planned, 1):
+                size += images.nbytes
+                if size >= _BYTES or stop == len(planned):
+                    with self.queue.staging():
+                        self._resize(planned[start:stop])
+                    start, size = stop, 0
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _resize(self, planned: Sequence[_Planned]) -> None:
         """Resize images at once; if that fails, one by one."""

@@ -164,6 +164,27 @@ def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.Mo
     assert torch.equal(made[2], wanted[1])
 
 
+@pytest.mark.usefixtures("staged")
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("on_error", ["raise", "keep"])
+def test_an_error_that_no_item_is_to_blame_for_is_raised_itself(
+    workers: int, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failure(Exception):
+        pass
+
+    def fails(*_: object) -> list[StagedItem]:
+        raise Failure("a kernel cannot be compiled")
+
+    monkeypatch.setattr(preparing, "stage_planned", fails)
+    images = [np.zeros((64, 64, 3), np.uint8)] * 60
+    stream = tower("qwen3_vl").embed_many(
+        images, batch_tokens=10**6, workers=workers, on_error=on_error, progress=False
+    )
+    with pytest.raises(Failure):
+        list(stream)
+
+
 def jpeg(size: tuple[int, int], **options: Any) -> bytes:
     """Return a photograph of this size as a JPEG file."""
     file = io.BytesIO()
