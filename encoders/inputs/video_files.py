@@ -271,8 +271,7 @@ def _turn_upright(frame: VideoFrame, reformatter: VideoReformatter) -> Tensor:
     those of FFmpeg, copy nothing. One thread converts, since several frames are read at once.
     """
     if frame.format.has_palette or any(part.is_alpha for part in frame.format.components):
-        rgba = reformatter.reformat(frame, format="rgba", threads=1)
-        over_white = to_rgb(Image.fromarray(rgba.to_ndarray())).permute(1, 2, 0)
+        over_white = to_rgb(Image.fromarray(_with_alpha(frame, reformatter))).permute(1, 2, 0)
         rows: Array = np.ascontiguousarray(over_white.numpy())
     else:
         rgb = reformatter.reformat(frame, format="rgb24", threads=1)
@@ -282,6 +281,20 @@ def _turn_upright(frame: VideoFrame, reformatter: VideoReformatter) -> Tensor:
         source = turned(rows, turn)
         copy_pixels(rows := np.empty(source.shape, np.uint8), source)
     return torch.from_numpy(rows).permute(2, 0, 1)
+
+
+def _with_alpha(frame: VideoFrame, reformatter: VideoReformatter) -> Array:
+    """Convert a frame to RGBA [H, W, 4].
+
+    FFmpeg 8.1 leaves the last ``W % 8`` columns as they were in memory when it converts yuva420p to
+    RGBA, but not when it converts this to RGB.
+    """
+    if frame.format.name != "yuva420p":
+        return reformatter.reformat(frame, format="rgba", threads=1).to_ndarray()
+    rgb = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+    plane = frame.planes[3]
+    alpha = np.frombuffer(bytes(plane), np.uint8).reshape(-1, plane.line_size)
+    return np.dstack([rgb, alpha[: frame.height, : frame.width]])
 
 
 def _turn_of(frame: VideoFrame) -> Turn:

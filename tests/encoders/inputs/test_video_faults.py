@@ -215,3 +215,18 @@ def test_transparent_frames_lie_over_white_like_images(suffix: str, tmp_path: Pa
             shown = to_rgb(stored.convert("RGBA"))
             assert torch.equal(to_rgb(frame), shown)
             assert bool((to_rgb(frame)[:, 20:, : 20 + 10 * number] == 255).all())
+
+
+def test_transparent_frames_of_any_width_are_converted_whole(tmp_path: Path) -> None:
+    levels = range(20, 240, 20)
+    with av.open(str(tmp_path / "film.mkv"), "w") as container:
+        stream: Any = container.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 130, 66, "yuva420p"
+        for level in levels:
+            grey = np.full((66, 130, 4), level, np.uint8)
+            grey[..., 3] = 255
+            frame = av.VideoFrame.from_ndarray(grey, format="rgba")
+            container.mux(stream.encode(frame.reformat(format="yuva420p")))
+        container.mux(stream.encode())
+    for frame, level in zip(read_video(tmp_path / "film.mkv").frames, levels, strict=True):
+        assert (to_rgb(frame).int() - level).abs().max() <= 1
