@@ -96,15 +96,16 @@ def test_encoders_whose_pixels_the_cpu_makes_wait_for_decoded_images(
     encoder, files = tower("qwen3_vl", torch.float32).to("cuda"), jpegs()
     wanted = list(encoder.embed_many(files, progress=False))
     own, fill = encoder.item_encoder(), GpuDecoder._fill
+    copies = list[list[torch.Tensor]]()  # kept, or the next files would be decoded to their memory
 
     def fill_late(decoder: GpuDecoder, places: Any) -> Any:
         left = fill(decoder, places)
         with torch.cuda.stream(decoder._stream):
-            right = [pixels.clone() for _, pixels in places]
+            copies.append([pixels.clone() for _, pixels in places])
             for _, pixels in places:
                 pixels.zero_()
             torch.cuda._sleep(10**8)
-            for (_, pixels), copy in zip(places, right, strict=True):
+            for (_, pixels), copy in zip(places, copies[-1], strict=True):
                 pixels.copy_(copy)
         return left
 
