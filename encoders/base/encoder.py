@@ -207,7 +207,7 @@ class Encoder(MapsFeatures, EncodesItems[EncoderOutput]):
 
     def item_encoder(self) -> ItemEncoder[EncoderOutput]:
         """Return the object through which ``encode`` calls the paths of this encoder."""
-        from ..inputs.images import StagedPreprocessor
+        from ..inputs.staging import StagedPreprocessor
         from ..streams.calls import ItemEncoder
 
         stager = self.preprocessor if isinstance(self.preprocessor, StagedPreprocessor) else None

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..inputs.images import ResizePlan
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -28,6 +27,7 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
+from ..inputs.resizing import ResizePlan
 from ..inputs.sizes import fit_short_side, middle
 from ..inputs.views import OneView
 

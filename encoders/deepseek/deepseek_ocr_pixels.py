@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import lay_over, plan_on_canvas, resize
 from ..inputs.processor_files import Resample, Section, read_positive, require_supported
+from ..inputs.resizing import lay_over, plan_on_canvas, resize
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import ViewPreprocessor, Views
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..data import Grid
-from ..inputs.images import ResizePlan, plan_on_canvas
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import HALF, ProcessorFiles, Resample
+from ..inputs.resizing import ResizePlan, plan_on_canvas
 
 _RESERVED = 3
 """Tokens that V4 keeps free of an image's budget, to align images in its prompts."""

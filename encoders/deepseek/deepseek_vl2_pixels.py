@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import pad_to_canvas
 from ..inputs.processor_files import (
     Section,
     require_supported,
 )
+from ..inputs.resizing import pad_to_canvas
 from ..inputs.sizes import best_candidate, read_candidates
 from ..inputs.views import ViewPreprocessor, Views
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..inputs.images import lay_over, resize
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -31,6 +30,7 @@ from ..inputs.processor_files import (
     read_positive,
     require_supported,
 )
+from ..inputs.resizing import lay_over, resize
 from ..inputs.views import ViewPreprocessor, Views
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..data import Limits
 from ..inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
-from ..inputs.images import CPU, PlannedImage, StagedItem, StagedPath
 from ..inputs.intake import ImagesLike, VideosLike
 from ..inputs.processor_files import (
     CLIP_MEAN,
@@ -26,7 +25,9 @@ from ..inputs.processor_files import (
     ProcessorFiles,
     image_section,
 )
+from ..inputs.resizing import CPU
 from ..inputs.sizes import MOST_PIXELS
+from ..inputs.staging import PlannedImage, StagedItem, StagedPath
 
 Pixels = TypeVar("Pixels", StagedPath, PlannedImage)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import resize
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -23,6 +22,7 @@ from ..inputs.processor_files import (
     read_positive,
     require_supported,
 )
+from ..inputs.resizing import resize
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import OnePathViews, Views
 

@@ -26,7 +26,6 @@ from einops import rearrange
 from torch import Tensor
 
 from ..inputs.clip_views import MOST_FRAMES, ClipViewPreprocessor
-from ..inputs.images import resize
 from ..inputs.processor_files import (
     Section,
     read_mean_std,
@@ -34,6 +33,7 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
+from ..inputs.resizing import resize
 from ..inputs.sizes import check_area
 from ..inputs.views import OnePathViews, Views
 

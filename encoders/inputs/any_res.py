@@ -27,7 +27,6 @@ from torch import Tensor
 
 from ..data import CLIP_SIZE
 from .clip_views import ClipViewPreprocessor
-from .images import BLACK, lay_over, resize
 from .processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -38,6 +37,7 @@ from .processor_files import (
     read_resample,
     require_supported,
 )
+from .resizing import BLACK, lay_over, resize
 from .sizes import best_candidate, read_candidates
 from .views import ViewPreprocessor, Views
 

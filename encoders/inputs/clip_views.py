@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..data import Limits
 from .clips import read_videos
-from .images import CPU, StagedItem, check_limits, to_resize
 from .intake import ImagesLike, VideosLike
+from .limits import check_limits
 from .processor_files import ProcessorFiles, Section, video_section
+from .resizing import CPU
 from .sampling import SamplingRule, sample_frames
+from .staging import StagedItem, to_resize
 from .views import ViewPreprocessor, Views
 
 MOST_FRAMES = 10_000

@@ -23,7 +23,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from ..data import Grid
-from .images import ResizePlan
 from .patches import PatchPreprocessor
 from .pixel_rules import PixelRules
 from .processor_files import (
@@ -35,6 +34,7 @@ from .processor_files import (
     read_resample,
     require_supported,
 )
+from .resizing import ResizePlan
 from .sizes import MOST_PIXELS, fit_short_side, middle
 
 _LONGEST = 1 << 14

@@ -31,21 +31,9 @@ from torch import Tensor
 from ..data import Grid, Limits, VisionInputs
 from .clips import IMAGES_ALONE, read_videos, refuse_sampling
 from .image_files import prefix_errors
-from .images import (
-    CPU,
-    PlannedImage,
-    ResizePlan,
-    StagedItem,
-    StagedPath,
-    StagedPreprocessor,
-    check_limits,
-    finish_path,
-    grid_tensor,
-    resize_planned,
-    stack_frames,
-    to_resize,
-)
 from .intake import ImagesLike, VideosLike, read_images
+from .limits import check_limits
+from .normalizing import finish_path
 from .pixel_rules import (
     PATCH_RULES,
     PatchRule,
@@ -56,6 +44,7 @@ from .pixel_rules import (
     patch_video_rules,
 )
 from .processor_files import ProcessorFiles, Resample
+from .resizing import CPU, ResizePlan, resize_planned
 from .sampling import sample_frames
 from .sizes import (
     canvas_size,
@@ -63,6 +52,15 @@ from .sizes import (
     long_side_resize,
     smart_resize,
     smart_resize_video,
+)
+from .staging import (
+    PlannedImage,
+    StagedItem,
+    StagedPath,
+    StagedPreprocessor,
+    grid_tensor,
+    stack_frames,
+    to_resize,
 )
 
 Own = TypeVar("Own", bound="PatchPreprocessor")

@@ -17,22 +17,9 @@ from torch import Tensor
 from ..data import Limits, PathInputs, Tiling, VisionInputs
 from .clips import refuse_sampling, refuse_videos
 from .image_files import prefix_errors
-from .images import (
-    CPU,
-    PlannedImage,
-    ResizePlan,
-    StagedItem,
-    StagedPath,
-    StagedPreprocessor,
-    channels_first,
-    check_limits,
-    finish_path,
-    grid_tensor,
-    resize_planned,
-    stack_frames,
-    to_resize,
-)
 from .intake import ImagesLike, VideosLike, read_images
+from .limits import check_limits
+from .normalizing import channels_first, finish_path
 from .processor_files import (
     HALF,
     PerChannel,
@@ -43,7 +30,17 @@ from .processor_files import (
     read_mean_std,
     require_supported,
 )
+from .resizing import CPU, ResizePlan, resize_planned
 from .sizes import check_area
+from .staging import (
+    PlannedImage,
+    StagedItem,
+    StagedPath,
+    StagedPreprocessor,
+    grid_tensor,
+    stack_frames,
+    to_resize,
+)
 
 Own = TypeVar("Own", bound="ViewPreprocessor")
 

@@ -27,20 +27,9 @@ from torch import Tensor
 
 from ..data import Grid, Limits, Tiling, VisionInputs
 from ..inputs.clips import read_videos
-from ..inputs.images import (
-    CPU,
-    StagedItem,
-    StagedPath,
-    StagedPreprocessor,
-    channels_first,
-    check_limits,
-    finish_path,
-    grid_tensor,
-    resize,
-    stack_frames,
-    to_resize,
-)
 from ..inputs.intake import ImagesLike, VideosLike, read_images
+from ..inputs.limits import check_limits
+from ..inputs.normalizing import channels_first, finish_path
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -55,8 +44,17 @@ from ..inputs.processor_files import (
     require_supported,
     video_section,
 )
+from ..inputs.resizing import CPU, resize
 from ..inputs.sampling import sample_frames
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
+from ..inputs.staging import (
+    StagedItem,
+    StagedPath,
+    StagedPreprocessor,
+    grid_tensor,
+    stack_frames,
+    to_resize,
+)
 
 
 class _ImageRules(TypedDict, total=False):

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..data import Grid
-from ..inputs.images import ResizePlan
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -38,6 +37,7 @@ from ..inputs.processor_files import (
     require_supported,
     video_section,
 )
+from ..inputs.resizing import ResizePlan
 from ..inputs.sizes import MOST_PIXELS
 
 _IMAGE, _FRAME = 16384, 4096

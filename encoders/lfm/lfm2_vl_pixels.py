@@ -21,8 +21,8 @@ from einops import rearrange
 from torch import Tensor
 
 from ..data import Limits
-from ..inputs.images import CPU, StagedPath, check_limits, resize
 from ..inputs.intake import ImagesLike, VideosLike
+from ..inputs.limits import check_limits
 from ..inputs.pixel_rules import PixelRules
 from ..inputs.processor_files import (
     HALF,
@@ -34,7 +34,9 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
+from ..inputs.resizing import CPU, resize
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
+from ..inputs.staging import StagedPath
 from ..inputs.views import ViewPreprocessor, Views, patch_rows
 
 

@@ -24,7 +24,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.images import lay_over, resize
 from ..inputs.processor_files import (
     Resample,
     Section,
@@ -34,6 +33,7 @@ from ..inputs.processor_files import (
     read_resample,
     require_supported,
 )
+from ..inputs.resizing import lay_over, resize
 from ..inputs.sizes import MOST_TILES, check_area
 from ..inputs.views import OnePathViews, Views
 

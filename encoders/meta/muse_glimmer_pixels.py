@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..data import Grid, VisionInputs
-from ..inputs.images import StagedItem, finish_path, grid_tensor
+from ..inputs.normalizing import finish_path
 from ..inputs.patches import PatchPreprocessor, cut_frames
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -36,6 +36,7 @@ from ..inputs.processor_files import (
     video_section,
 )
 from ..inputs.sizes import MOST_PIXELS
+from ..inputs.staging import StagedItem, grid_tensor
 
 _IMAGE, _FRAME, _FRAMES = 4096, 144, 96
 """The most tokens of an image and of a frame pair, and the most frames of a video."""

@@ -26,7 +26,6 @@ from einops import rearrange
 from torch import Tensor
 
 from ..inputs.clip_views import MOST_FRAMES, ClipViewPreprocessor
-from ..inputs.images import StagedPath, resize
 from ..inputs.processor_files import (
     HALF,
     Section,
@@ -34,7 +33,9 @@ from ..inputs.processor_files import (
     read_positive,
     require_supported,
 )
+from ..inputs.resizing import resize
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, check_area
+from ..inputs.staging import StagedPath
 from ..inputs.views import Views, patch_rows
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from ..data import Grid, VisionInputs
 from ..inputs.clip_views import ClipViewPreprocessor
-from ..inputs.images import StagedItem, StagedPath, resize
 from ..inputs.patches import PatchPreprocessor
 from ..inputs.pixel_rules import PixelRules, check_sizes
 from ..inputs.processor_files import (
@@ -41,7 +40,9 @@ from ..inputs.processor_files import (
     require_supported,
     video_section,
 )
+from ..inputs.resizing import resize
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, best_tiling, check_area
+from ..inputs.staging import StagedItem, StagedPath
 from ..inputs.views import OnePathViews, Views, patch_rows
 
 

@@ -30,7 +30,6 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..inputs.images import resize
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
@@ -39,6 +38,7 @@ from ..inputs.processor_files import (
     read_mean_std,
     require_supported,
 )
+from ..inputs.resizing import resize
 from ..inputs.sizes import MOST_PIXELS, MOST_TILES, check_area
 from ..inputs.views import ViewPreprocessor, Views
 

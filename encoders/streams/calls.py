@@ -29,8 +29,8 @@ from ..data import (
     VisionInputs,
 )
 from ..grids import read_grid
-from ..inputs.images import StagedPreprocessor
 from ..inputs.intake import ImagesLike, VideosLike
+from ..inputs.staging import StagedPreprocessor
 from .finite import tensors_of
 from .item_errors import advising_limit
 from .item_parts import join_outputs, plan_calls

@@ -21,14 +21,6 @@ from ..inputs.clips import read_item
 from ..inputs.exact_resize import is_exact_on
 from ..inputs.gpu_decoding import Decode, DeviceImage, active_decoder, decoding
 from ..inputs.image_files import NO_RUN, JpegRun, decode_jpegs, may_be_jpeg
-from ..inputs.images import (
-    PlannedImage,
-    StagedItem,
-    StagedPreprocessor,
-    hold_to_resize,
-    split_planned,
-    stage_planned,
-)
 from ..inputs.intake import (
     KEY_IS_IMAGE,
     AnyArray,
@@ -40,6 +32,14 @@ from ..inputs.intake import (
     read_array,
     read_rows,
     to_rows,
+)
+from ..inputs.staging import (
+    PlannedImage,
+    StagedItem,
+    StagedPreprocessor,
+    hold_to_resize,
+    split_planned,
+    stage_planned,
 )
 from .calls import EitherItemEncoder
 from .collecting import Arrays

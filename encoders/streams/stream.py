@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..data import EncoderOutput, Grid, Limits, PartialOutput, VisionInputs
 from ..inputs.gpu_decoding import Decode, check_decode
-from ..inputs.images import StagedItem
 from ..inputs.intake import ItemLike, is_one_item
+from ..inputs.staging import StagedItem
 from ..layers.torch_internals import copies_of
 from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem

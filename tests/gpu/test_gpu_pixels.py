@@ -15,7 +15,7 @@ from torch import Tensor
 from encoders.contract import VisionInputs
 from encoders.inputs import exact_resize
 from encoders.inputs.exact_resize import Library, is_exact_on, library_of, resize_exactly
-from encoders.inputs.images import fold_mean_std, normalize
+from encoders.inputs.normalizing import fold_mean_std, normalize
 from encoders.inputs.processor_files import CLIP_MEAN, CLIP_STD, Resample
 from tests.gpu.gpu_towers import NEEDS_CUDA
 from tests.support.photographs import china, flower, hopper, panning_clip, photographs
@@ -167,7 +167,7 @@ def test_encode_makes_its_pixels_on_the_gpu(name: str, monkeypatch: pytest.Monke
     images = photographs()[:2]
     wanted = encoder(encoder.preprocess(images))
     with monkeypatch.context() as patch:  # no image is resized on the CPU
-        patch.delattr("encoders.inputs.images.resize_on_cpu")
+        patch.delattr("encoders.inputs.resizing.resize_on_cpu")
         made = encoder.encode(images)
         streamed = list(encoder.encode_many(images, progress=False))
     for one, two, other in zip(made, streamed, wanted, strict=True):

@@ -7,6 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -21,6 +22,12 @@ _OF_PIL = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
+
+
+def take_cpu_for_gpu(monkeypatch: pytest.MonkeyPatch, is_exact: bool = True) -> None:
+    """Have pixels on the CPU resized and normalised by the code for a GPU, or by that for a CPU."""
+    for module in ("resizing", "staging", "normalizing"):
+        monkeypatch.setattr(f"encoders.inputs.{module}.is_exact_on", lambda device: is_exact)
 
 
 class Case(NamedTuple):

@@ -18,8 +18,8 @@ from transformers.video_utils import VideoMetadata
 from encoders.idefics.idefics3 import nearest_below
 from encoders.idefics.idefics3_pixels import SplitPreprocessor
 from encoders.inputs.exact_resize import torch_has_lanczos
-from encoders.inputs.images import resize
 from encoders.inputs.intake import to_rgb
+from encoders.inputs.resizing import resize
 from encoders.inputs.sampling import sample_frames
 from tests.oracles import BY_NAME, build_encoder, build_pair, distance, draw_pixels
 from tests.oracles.references.idefics3 import idefics3_output

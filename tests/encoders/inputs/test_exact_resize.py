@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from encoders.inputs.exact_resize import Library, library_of, resize_exactly, resize_many
-from encoders.inputs.images import resize
 from encoders.inputs.processor_files import Resample
+from encoders.inputs.resizing import resize
 from tests.oracles import slow
 from tests.support.accelerated.cases import needs_interpreter, needs_triton
 from tests.support.photographs import hopper
-from tests.support.resizing import FILTERS, Case, by_library, by_weights, cases
+from tests.support.resizing import FILTERS, Case, by_library, by_weights, cases, take_cpu_for_gpu
 from tests.support.towers.streams import tower
 
 LIBRARIES: tuple[Library, ...] = ("torch", "pillow")
@@ -81,8 +81,8 @@ def test_preprocessors_give_the_same_pixels_by_the_kernel(
     if name in ("qwen3_vl", "lfm2_vl"):
         limits = {"min_pixels": 32 * 32, "max_pixels": 4 * 32 * 32}
     wanted = rules(images, **limits)
-    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: True)
-    monkeypatch.delattr("encoders.inputs.images.resize_on_cpu")
+    take_cpu_for_gpu(monkeypatch)
+    monkeypatch.delattr("encoders.inputs.resizing.resize_on_cpu")
     made = rules(images, **limits)
     assert torch.equal(made.grid_thw, wanted.grid_thw)
     for path, pixels in made.paths.items():
@@ -94,8 +94,8 @@ def test_preprocessors_give_the_same_pixels_by_the_kernel(
 def test_a_single_image_has_the_same_pixels_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     image = torch.from_numpy(np.array(hopper().resize((9, 7)))).permute(2, 0, 1)
     wanted = resize(image, 5, 6, "bicubic")
-    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: True)
-    monkeypatch.delattr("encoders.inputs.images.resize_on_cpu")
+    take_cpu_for_gpu(monkeypatch)
+    monkeypatch.delattr("encoders.inputs.resizing.resize_on_cpu")
     assert torch.equal(resize(image, 5, 6, "bicubic"), wanted)
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from encoders.inputs import gpu_decoding
 from encoders.inputs.gpu_decoding import GpuDecoder, decoder_of, decoding_by
 from encoders.inputs.image_files import open_image
-from encoders.inputs.images import to_resize
 from encoders.inputs.intake import read_images, to_rgb
+from encoders.inputs.staging import to_resize
 from encoders.streams import stream
 from encoders.streams.device import DeviceQueue
 from tests.oracles import BY_NAME, build_encoder

@@ -20,9 +20,11 @@ from transformers import Qwen2VLImageProcessor
 from transformers.image_transforms import convert_to_rgb
 
 from encoders.inputs.image_files import open_image
-from encoders.inputs.images import hold_to_resize, normalize, resize
 from encoders.inputs.intake import Video, to_rgb
+from encoders.inputs.normalizing import normalize
 from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.resizing import resize
+from encoders.inputs.staging import hold_to_resize
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from tests.oracles.versions import needs
 from tests.support.photographs import china, hopper

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from encoders.inputs.images import fold_mean_std, normalize
+from encoders.inputs.normalizing import fold_mean_std, normalize
 from tests.support.accelerated.cases import needs_interpreter, needs_triton
 
 

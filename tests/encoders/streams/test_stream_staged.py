@@ -21,8 +21,8 @@ from encoders import ItemError, Video
 from encoders.contract import Limits
 from encoders.dino.dino_pixels import DinoPreprocessor
 from encoders.inputs.image_files import JpegRun, decode_jpegs
-from encoders.inputs.images import PlannedImage, StagedItem, StagedPreprocessor, stage_planned
 from encoders.inputs.patches import PatchPreprocessor
+from encoders.inputs.staging import PlannedImage, StagedItem, StagedPreprocessor, stage_planned
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.nvidia.nemotron_pixels import NemotronPreprocessor
 from encoders.streams import preparing
@@ -30,6 +30,7 @@ from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from tests.oracles import slow
 from tests.support.photographs import china, hopper, panning_clip, photographs
+from tests.support.resizing import take_cpu_for_gpu
 from tests.support.towers.streams import TOWERS, tower
 
 SIZES = {"temporal_patch_size": 2, "merge_size": 2}
@@ -87,7 +88,7 @@ def test_images_resized_as_floats_in_groups_keep_their_bits(
 ) -> None:
     preprocessor = FLOATS[name]
     every = [torch.from_numpy(np.array(image)) for image in (hopper(), china(), hopper())]
-    monkeypatch.setattr("encoders.inputs.images.is_exact_on", lambda device: exact)
+    take_cpu_for_gpu(monkeypatch, exact)
     plans = [preprocessor.plan(rows.permute(2, 0, 1), Limits()) for rows in every]
     staged = stage_planned([rows.view(-1) for rows in every], plans, torch.device("cpu"))
     wanted = preprocessor([rows.numpy() for rows in every])

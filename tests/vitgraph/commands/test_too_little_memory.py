@@ -37,7 +37,7 @@ def test_item_that_does_not_fit_into_memory_is_named(
     def huge(*_: object) -> torch.Tensor:
         return torch.empty(10**16, dtype=torch.uint8)  # 10 PB, which the allocator refuses
 
-    monkeypatch.setattr("encoders.inputs.images.resize", huge)
+    monkeypatch.setattr("encoders.inputs.resizing.resize", huge)
     code, err = encode(*graph)
     assert code == 2
     assert err.splitlines()[-1].startswith(f"vitgraph: error: {photo}: ")
