@@ -172,18 +172,22 @@ class GpuDecoder:
     def decode_files(self, images: Sequence[object]) -> list[object]:
         """Return ``images`` with a :class:`DeviceImage` for each JPEG file that was decoded.
 
-        Files with errors are left as they are, so that decoding them on the CPU raises the errors.
+        Files with errors are left as they are, so that decoding them on the CPU raises the errors;
+        so are all files if memory runs out.
         """
         files = [self._file(image) for image in images]
         given = [file for _, file in files if file is not None]
         self._waiting.extend(given)
-        for file in given:
-            self._wait(file)
-        self._receive({file.decoded for file in given if file.decoded is not None})
-        return [
-            image if file is None or file.pixels is None else DeviceImage(_upright(file))
-            for image, file in files
-        ]
+        try:
+            for file in given:
+                self._wait(file)
+            self._receive({file.decoded for file in given if file.decoded is not None})
+            return [
+                image if file is None or file.pixels is None else DeviceImage(_upright(file))
+                for image, file in files
+            ]
+        except (torch.OutOfMemoryError, MemoryError):
+            return [image for image, _ in files]
 
     def _file(self, image: object) -> tuple[object, _File | None]:
         """Read a JPEG file that the device is to decode; None for every other image.

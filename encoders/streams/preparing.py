@@ -216,13 +216,8 @@ class Preparer:
             except Exception:  # noqa: BLE001  # of one item, or of memory: one by one, others fit
                 return given, NO_RUN
         numbers = [number for number, item in enumerate(given) if _is_file(item)]
-        try:
-            with self.queue.staging():
-                images = decoder.decode_files([given[number] for number in numbers])
-        except torch.AcceleratorError:
-            raise  # a CUDA device does not recover from this error
-        except FAILURES:  # of memory: one by one, others fit
-            return given, NO_RUN
+        with self.queue.staging():
+            images = decoder.decode_files([given[number] for number in numbers])
         made = list(given)
         for number, image in zip(numbers, images, strict=True):
             made[number] = image
