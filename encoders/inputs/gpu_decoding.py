@@ -187,6 +187,8 @@ class GpuDecoder:
                 for image, file in files
             ]
         except (torch.OutOfMemoryError, MemoryError):
+            if self._stream is not None:  # what was decoded, but not received, is given away again
+                self._stream.synchronize()
             return [image for image, _ in files]
 
     def _file(self, image: object) -> tuple[object, _File | None]:
