@@ -135,7 +135,7 @@ class GpuDecoder:
         # The engines of nvImageCodec 0.9 write to an image without waiting for the CUDA stream that
         # they are given: a kernel on it could still read or write the same memory. So the decoder
         # has one of its own, whose memory torch gives away again once no kernel has it in use.
-        # torch shares streams of high priority among fewer users than others.
+        # Torch gives out the same 32 in turn; few ask for those of high priority.
         on_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if on_cuda else None
 

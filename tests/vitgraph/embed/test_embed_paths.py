@@ -97,14 +97,6 @@ def test_a_folder_that_a_pattern_matches_is_not_counted(folder: Path) -> None:
     assert source.left_out.describe() == []
 
 
-def test_a_suffix_beyond_the_most_common_ones_is_one_other(folder: Path) -> None:
-    for number in range(9):
-        (folder / f"notes.{number}x").write_bytes(b"x")
-    source = Source(str(folder))
-    assert [file.key for file in source] == ["own.png"]
-    assert source.left_out.describe()[0].endswith(", 1 other")
-
-
 def test_photographs_of_phones_are_taken_or_the_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

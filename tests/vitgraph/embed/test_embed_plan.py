@@ -80,12 +80,6 @@ def test_the_report_names_hours_bytes_cores_and_what_binds() -> None:
     assert "sample: 4 images, 2 more cannot be encoded;" in one
 
 
-def test_a_count_of_one_is_written_as_one() -> None:
-    made = Estimate(1, SAMPLE._replace(tokens=[300]), None)
-    said = report(made, "photos", None, "vectors [2048]")
-    assert "photos: 1 image\nsample: 1 image;" in said
-
-
 def test_seconds_lie_on_a_line_between_measured_sizes_and_grow_in_proportion() -> None:
     sizes = [
         {"tokens": 100, "images per second": 100.0},
