@@ -53,6 +53,7 @@ from ..hf_config import (
 )
 from ..layers.blocks import Block, BlockSizes, Gelu, resize_table
 from ..layers.products import PatchEmbed
+from ..layers.segments import mean_segments
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -272,8 +273,7 @@ class ClipEncoder(TileEncoder):
 
     def _project(self, prefixes: Sequence[Tensor]) -> Tensor:
         """Return [items, projection] of the class tokens [views, 1, D] of each item."""
-        rows = torch.stack([prefix[:, 0].mean(0) for prefix in prefixes])
-        vectors: Tensor = self.head(rows)
+        vectors: Tensor = self.head(mean_segments(prefixes)[:, 0])
         return vectors
 
 

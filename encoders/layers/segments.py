@@ -128,6 +128,17 @@ def prefix_metadata(
     }
 
 
+def mean_segments(prefixes: Sequence[Tensor]) -> Tensor:
+    """Return the mean over the segments of each item, [items, r, D].
+
+    Args:
+        prefixes: the rows before the patches of each item, [segments, r, D].
+    """
+    if len({len(prefix) for prefix in prefixes}) == 1:  # in one call, not in one per item
+        return torch.stack(list(prefixes)).mean(1)
+    return torch.stack([prefix.mean(0) for prefix in prefixes])
+
+
 def padding_rows(cu_seqlens: Tensor, rows: int) -> Tensor:
     """Return which of ``rows`` packed rows are padding after all segments, bool [rows, 1, 1]."""
     return (torch.arange(rows, device=cu_seqlens.device) >= cu_seqlens[-1])[:, None, None]

@@ -55,7 +55,7 @@ from ..hf_config import (
 )
 from ..layers.blocks import MLP, Attention, Block, BlockSizes
 from ..layers.products import FlatPatchEmbed
-from ..layers.segments import TileSegments, padding_rows
+from ..layers.segments import TileSegments, mean_segments, padding_rows
 
 if TYPE_CHECKING:
     from ..contract import Preprocessor
@@ -277,7 +277,7 @@ class CRadioEncoder(RasterEncoder):
 
         The summary of an item of several segments is their mean.
         """
-        rows = torch.stack([prefix.mean(0) for prefix in prefixes])
+        rows = mean_segments(prefixes)
         return torch.cat([rows[:, number] for number in self.config.summary], dim=1)
 
     def _block_context(self, hidden: Tensor, metadata: Metadata) -> TileSegments:

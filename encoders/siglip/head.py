@@ -24,8 +24,11 @@ class Head(nn.Module):
 
     def forward(self, items: Sequence[Tensor]) -> Tensor:
         """Pool the tokens [n, D] of each item to one vector per item, [items, D]."""
-        rows, padding_mask = pad_sequence(list(items), batch_first=True), None
-        if any(len(item) != rows.shape[1] for item in items):
+        padding_mask = None
+        if len({len(item) for item in items}) == 1:  # padding copies item by item
+            rows = torch.stack(list(items))
+        else:
+            rows = pad_sequence(list(items), batch_first=True)
             counts = torch.tensor([len(item) for item in items], device=rows.device)
             padding_mask = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         probe = self.probe.expand(len(rows), -1, -1)
