@@ -520,25 +520,19 @@ PARTS: dict[str, tuple[Callable[[Setup], dict[str, Any]], dict[str, Tower]]] = {
 """What measures each part, and its towers."""
 
 
-def table(called: Mapping[str, Any], *streamed: Mapping[str, Any]) -> str:
-    """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions.
-
-    Args:
-        called: the results of calls.
-        streamed: the results of streams; a tower's are those of the first file that has them.
-    """
-    gpu, cores = called["machine"]["gpu"], called["machine"]["cores"]
+def table(results: Mapping[str, Any]) -> str:
+    """Return the tables of calls and of streams of ``docs/embedding.md``, with their captions."""
+    gpu, cores = results["machine"]["gpu"], results["machine"]["cores"]
     calls = [
         (tower, label, *(f"{row[name]:.1f}" for name in ("tower_ms", "cpu_ms", "gpu_ms")))
-        for tower, rows in called["bytes"].items()
+        for tower, rows in results["bytes"].items()
         for label, row in rows.items()
     ]
-    streams: dict[str, tuple[str, ...]] = {}
     rates = ("replays", "memory", "decoding, cpu", "files, cpu", "decoding, gpu", "files, gpu")
-    for one in streamed:
-        for tower, row in one["stream"].items():
-            found = (f"{row['images per second'][rate]:,.0f}" for rate in rates)
-            streams.setdefault(tower, (tower, one["machine"]["gpu"], *found))
+    streams = [
+        (tower, *(f"{row['images per second'][rate]:,.0f}" for rate in rates))
+        for tower, row in results["stream"].items()
+    ]
     from_bytes = ('from bytes, `decode="cpu"`', 'from bytes, `decode="gpu"`')
     by_files = ("CPU decoding alone", "files", "GPU decoding alone", 'files, `decode="gpu"`')
     return "\n\n".join(
@@ -546,10 +540,8 @@ def table(called: Mapping[str, Any], *streamed: Mapping[str, Any]) -> str:
             f"Milliseconds of `GraphedEncoder.encode` from the bytes of JPEG files, {gpu}:",
             markdown(("tower", "images", "tower alone", *from_bytes), calls),
             "Images per second of `embed_many` over images of seven sizes, "
-            f"{cores} cores, 16 threads:",
-            markdown(
-                ("tower", "GPU", "replays", "decoded images", *by_files), list(streams.values())
-            ),
+            f"{gpu}, {cores} cores, 16 threads:",
+            markdown(("tower", "replays", "decoded images", *by_files), streams),
         )
     )
 

@@ -138,7 +138,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "starts": lambda: "\n\n".join(
         starts.table(results(f"starts_{gpu}")) for gpu in ("h200", "h100")
     ),
-    "from bytes": lambda: gate.table(*map(results, ("gate_h100", "gate_h200", "gate_h100"))),
+    "from bytes": lambda: gate.table(results("gate_h100")),
     "folders": lambda: folders.table(results("folders_h100")),
     "one image from bytes": lambda: gate.sentence(results("gate_h100")),
     "clips": clips.tables,
