@@ -55,8 +55,9 @@ _KNOWN_SIZES = 4096
 _TOGETHER, _BYTES, _AHEAD = 64, 1 << 26, 0.25
 """A thread takes at once so many arrays or files that a GPU decodes, so many bytes of images, or
 this part of what may be read ahead. Fewer would make threads wait for each other more often."""
-_FIRST = 16
-"""It takes so many as long as no image was resized: the consumer waits for the first ones."""
+_UNKNOWN = 16
+"""It takes so many while no image was resized with others, so that their sizes are not known. None
+ever is for towers that make several views of an image."""
 _ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
 """So many images, or so many bytes, are resized at once without waiting for more. If more waited,
 the consumer would have to resize them."""
@@ -169,7 +170,7 @@ class Preparer:
         self.taken_count += 1
         count, nbytes = self.resized_count, self.resized_bytes
         mean, tokens = (nbytes / count / _BYTES, self.resized_tokens / count) if count else (0.0, 0)
-        least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _FIRST))
+        least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _UNKNOWN))
         if self.decode == "gpu" and _is_file(item):
             return max(mean, least)
         if not self.resizes:
