@@ -14,8 +14,6 @@ Prepared = TypeVar("Prepared")
 _PATIENCE = 5.0
 """Seconds that ``Prefetch`` waits for its threads when it ends; a thread that is still blocked in
 the caller's iterator is left running."""
-
-
 _TURNS, _SEVERAL = 2, 8
 """The most turns of more than so many items that threads have in hand at once. Such items are
 prepared in no time, and beside more than two other threads that compute in Python, the consumer
@@ -81,8 +79,12 @@ class Prefetch(Generic[Given, Prepared]):
         ]
 
     def __enter__(self) -> Prefetch[Given, Prepared]:
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no more threads, or the user interrupts
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -91,13 +93,18 @@ class Prefetch(Generic[Given, Prepared]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """End the threads that run, and wait for them."""
         with self._condition:
             self._ended = True
             self._results.clear()
             self._condition.notify_all()
         deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
+            if thread.is_alive():
+                thread.join(max(deadline - time.monotonic(), 0))
 
     def __iter__(self) -> Iterator[Prepared]:
         """Yield results in order, up to the first item that raised; ``check`` raises its error."""

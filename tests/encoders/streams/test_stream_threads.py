@@ -131,6 +131,23 @@ def test_an_error_of_the_consumer_ends_the_threads() -> None:
     assert not prefetch_threads()
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_thread_that_cannot_be_started_ends_the_others(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "prefetch-3":
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with pytest.raises(type(error)):
+        next(NumberEncoder().encode_many(Counted(), workers=6, progress=False))
+    assert not prefetch_threads()
+
+
 def test_streams_that_run_side_by_side_do_not_mix() -> None:
     encoder = NumberEncoder(lambda number: 1 + number % 5)
     streams = [
