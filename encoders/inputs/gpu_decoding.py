@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
@@ -190,6 +190,11 @@ class GpuDecoder:
             if self._stream is not None:  # what was decoded, but not received, is given away again
                 self._stream.synchronize()
             return [image for image, _ in files]
+        finally:
+            for file in given:
+                if not file.done:  # an error or an interrupt came first
+                    with suppress(ValueError):  # another thread decodes it now
+                        self._waiting.remove(file)
 
     def _file(self, image: object) -> tuple[object, _File | None]:
         """Read a JPEG file that the device is to decode; None for every other image.

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -251,6 +251,21 @@ def test_a_call_decodes_few_large_files(codec: FakeCodec, monkeypatch: pytest.Mo
     with decoding_by(GpuDecoder(CPU)):
         read_images(files)
     assert codec.calls == [3, 3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_files_of_a_call_that_failed_are_not_decoded_by_the_next_one(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fails(*_: object, **__: object) -> list[object]:
+        raise error
+
+    decoder = GpuDecoder(CPU)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(decoder, "_fill_by", fails)
+        decoder.decode_files([jpeg()] * 200)
+    decoder.decode_files([jpeg()])
+    assert codec.calls == [1]
 
 
 def test_decoding_on_a_device_ends_with_its_block(codec: FakeCodec) -> None:
