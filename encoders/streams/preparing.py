@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
@@ -62,8 +63,8 @@ _ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
 """So many images, or so many bytes, are resized at once without waiting for more. If more waited,
 the consumer would have to resize them."""
 _DECODED_TOGETHER, _FEW_FILES = 8, 128
-"""A thread takes so many JPEG files at once for the CPU to decode, after the first ones: of a few
-files, each thread takes one."""
+"""A thread takes so many JPEG files at once for the CPU to decode, or open files, which it may wait
+for (those of a remote store), after the first ones: of a few files, each thread takes one."""
 _IN_HAND = 0.4
 """The part of what may be read ahead that files in the hands of all threads make at most. The rest
 is in a batch, or waits for a batch or for an earlier file; with more, some threads had no file."""
@@ -171,7 +172,7 @@ class Preparer:
         count, nbytes = self.resized_count, self.resized_bytes
         mean, tokens = (nbytes / count / _BYTES, self.resized_tokens / count) if count else (0.0, 0)
         least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _UNKNOWN))
-        if self.decode == "gpu" and _is_file(item):
+        if self.decode == "gpu" and _is_at_hand(item):
             return max(mean, least)
         if not self.resizes:
             return 1.0
@@ -394,6 +395,11 @@ def _is_file(item: object) -> bool:
     """Return whether an item is a path, bytes or an open file, without running its own code."""
     is_open = callable(getattr(type(item), "read", None))
     return is_open or isinstance(item, str | os.PathLike | bytes)
+
+
+def _is_at_hand(item: object) -> bool:
+    """Return whether an item is a file that is read without waiting for a network, as a rule."""
+    return isinstance(item, str | os.PathLike | bytes | BytesIO)
 
 
 def _as_tensor(rows: Tensor | AnyArray) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from encoders.inputs import gpu_decoding
+from encoders.inputs import gpu_decoding, image_files
 from encoders.inputs.gpu_decoding import GpuDecoder, decoder_of, decoding_by
 from encoders.inputs.image_files import open_image
 from encoders.inputs.intake import read_images, to_rgb
@@ -324,6 +324,39 @@ def test_a_thread_of_a_stream_decodes_its_files_in_one_call(
                 torch.testing.assert_close(got, wanted)
             else:
                 assert str(got) == str(wanted)
+
+
+class Remote:
+    """An open file of a remote store; the first ones are read when four threads read some."""
+
+    four = threading.Barrier(4)
+    has_begun = False
+
+    def __init__(self, content: bytes) -> None:
+        self.file = io.BytesIO(content)
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not Remote.has_begun:
+            with suppress(threading.BrokenBarrierError):
+                Remote.four.wait(5)
+            Remote.has_begun = True
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self.file.seek(offset, whence)
+
+
+def test_all_threads_read_open_files_that_a_device_decodes(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(image_files, "lock_of", lambda file: threading.Lock())  # none is shared
+    files = [Remote(jpeg((64, 64))) for _ in range(64)]
+    options: dict[str, Any] = {"workers": 4, "batch_tokens": 4096, "progress": False}
+    assert len(list(ENCODER.embed_many(files, decode="gpu", **options))) == 64
+    assert sum(codec.calls) == 64
+    assert not Remote.four.broken
 
 
 class Odd:
