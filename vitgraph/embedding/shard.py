@@ -39,7 +39,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -162,8 +162,12 @@ class Shard:
             files = dict(self._store_items(rows))
         else:
             files = {}
-        at_once = map if pool is None else pool.map
-        return files | dict(at_once(self._write_file, self._writers(rows, empty)))
+        todo = [*self._writers(rows, empty)]
+        if pool is None:
+            return files | dict(map(self._write_file, todo))
+        running = [pool.submit(self._write_file, file) for file in todo]
+        wait(running)  # after an error, too: no file is written once the lock is given away
+        return files | dict(one.result() for one in running)
 
     def _write_file(self, file: tuple[str, Write]) -> tuple[str, tuple[int, int]]:
         """Write one file; return its name and (size in bytes, CRC-32)."""

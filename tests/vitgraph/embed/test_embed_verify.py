@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +17,10 @@ import numpy as np
 import pytest
 
 from vitgraph.cli import main
+from vitgraph.embedding import shard
+from vitgraph.embedding.records import ShardStats
+from vitgraph.embedding.shard import Row, Shard
+from vitgraph.embedding.storage import LocalFolder
 
 Command = list[str]
 
@@ -204,3 +211,31 @@ def test_a_disk_that_fills_up_stops_the_job_and_breaks_nothing(
     assert [path.name for path in out.glob(".*") if "lock" not in path.name] == []
     assert main(command) == 0
     assert main(["embed", "--verify", str(out)]) == 0
+
+
+def test_no_file_of_a_shard_that_failed_appears_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, write = threading.Event(), shard._write_npy
+
+    def fill_up(parts: Any, path: Path) -> int:
+        if ".first." in path.name:
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert failed.wait(10)
+        time.sleep(0.05)  # the other file has failed, and its error is on its way
+        return write(parts, path)
+
+    rows = np.ones((3, 2), np.float32)
+    row = Row("a.png", (1, 1, 3), {"first": rows, "second": rows})
+    stats = ShardStats(shard=0, items=1, rows=1, seconds=0, worker="0/1", written=0, errors=[])
+    monkeypatch.setattr(shard, "_write_npy", fill_up)
+    with ThreadPoolExecutor(4) as pool:
+        one, empty = (
+            Shard(LocalFolder(tmp_path), 0, "npy", "none"),
+            dict.fromkeys(row.arrays, rows[:0]),
+        )
+        with pytest.raises(OSError, match="No space left"):
+            one.write([row], empty, stats, pool=pool)
+        found = sorted(tmp_path.iterdir())
+    assert sorted(tmp_path.iterdir()) == found
