@@ -53,21 +53,25 @@ _FAILED_TOKENS = 64
 """The tokens that an item which could not be prepared counts as, so that batches stay bounded."""
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
-_TOGETHER, _BYTES, _AHEAD = 64, 1 << 26, 0.25
-"""A thread takes at once so many arrays or files that a GPU decodes, so many bytes of images, or
-this part of what may be read ahead. Fewer would make threads wait for each other more often."""
+_BYTES = 1 << 26
+"""The most bytes of images that a thread takes at once, and that are resized at once."""
+_QUICK, _QUICK_PART = 64, 0.25
+"""The most arrays, or files that a GPU decodes, that a thread takes at once, and the most that they
+make of what may be read ahead. Fewer would make threads wait for each other more often."""
 _UNKNOWN = 16
-"""It takes so many while no image was resized with others, so that their sizes are not known. None
+"""The most of them while no image was resized with others, so that their sizes are not known. None
 ever is for towers that make several views of an image."""
+_SLOW, _SLOW_PART = 8, 0.4
+"""The most files that a thread takes at once if the CPU decodes them or if they are open files,
+which may lie in a remote store, and the most that those in the hands of all threads make of what
+may be read ahead. The rest is in a batch, or waits for a batch or for an earlier file; with more,
+some threads had no file."""
+_FEW_FILES = 128
+"""A thread takes such files one by one until so many images were resized: of a few files, each
+thread takes one."""
 _ENOUGH, _ENOUGH_BYTES = 16, 1 << 24
 """So many images, or so many bytes, are resized at once without waiting for more. If more waited,
 the consumer would have to resize them."""
-_DECODED_TOGETHER, _FEW_FILES = 8, 128
-"""A thread takes so many JPEG files at once for the CPU to decode, or open files, which it may wait
-for (those of a remote store), after the first ones: of a few files, each thread takes one."""
-_IN_HAND = 0.4
-"""The part of what may be read ahead that files in the hands of all threads make at most. The rest
-is in a batch, or waits for a batch or for an earlier file; with more, some threads had no file."""
 
 
 class Known(NamedTuple):
@@ -126,6 +130,8 @@ class Preparer:
         decode: where JPEG files are decoded.
         keep: whether errors become results, and lose their tracebacks.
         queue: copies pixels to the encoder's device.
+        limit: the tokens that may be read ahead.
+        workers: the number of threads.
     """
 
     def __init__(
@@ -135,6 +141,9 @@ class Preparer:
         decode: Decode,
         keep: bool,
         queue: DeviceQueue,
+        *,
+        limit: int,
+        workers: int,
     ) -> None:
         self.item_encoder, self.limits = item_encoder, limits
         self.decode, self.keep, self.queue = decode, keep, queue
@@ -150,17 +159,12 @@ class Preparer:
         guarded by ``resizing``."""
         self.known: dict[tuple[int, ...], Known] = {}
         """What is known of the sizes [H, W, 3] of images seen so far."""
-        self.taken_count = self.resized_count = self.resized_bytes = self.resized_tokens = 0
-        """The items that threads have taken, and the images that waited to be resized so far."""
-        self.turn_tokens = self.most_tokens = 1.0
-        """The most tokens of JPEG files that a thread takes at once for the CPU to decode, and of
-        other items that it takes at once."""
+        self.resized_count = self.resized_bytes = self.resized_tokens = 0
+        """The images that waited to be resized so far, guarded by ``turn``."""
+        self.quick_tokens, self.slow_tokens = _QUICK_PART * limit, _SLOW_PART * limit / workers
+        """The most tokens of items that a thread takes at once: see ``_QUICK`` and ``_SLOW``."""
         self.turn, self.resizing = threading.Lock(), threading.Lock()
         """Locks: of the images that wait, and of the thread that resizes them."""
-
-    def begin(self, limit: int, workers: int) -> None:
-        """Learn the number of threads, and of the tokens that may be read ahead."""
-        self.turn_tokens, self.most_tokens = _IN_HAND * limit / workers, _AHEAD * limit
 
     def share(self, given: object) -> float:
         """Return the part of a thread's turn that an item fills.
@@ -168,19 +172,16 @@ class Preparer:
         Arrays are copied in no time, and a GPU decodes files fastest together.
         """
         _, item, _ = unpaired(given)
-        self.taken_count += 1
-        count, nbytes = self.resized_count, self.resized_bytes
-        mean, tokens = (nbytes / count / _BYTES, self.resized_tokens / count) if count else (0.0, 0)
-        least = max(tokens / self.most_tokens, 1 / (_TOGETHER if count else _UNKNOWN))
-        if self.decode == "gpu" and _is_at_hand(item):
-            return max(mean, least)
-        if not self.resizes:
+        count = self.resized_count
+        if (self.resizes and is_rgb_array(item)) or (self.decode == "gpu" and _is_at_hand(item)):
+            most, most_tokens = _QUICK if count else _UNKNOWN, self.quick_tokens
+        elif self.resizes and count > _FEW_FILES and may_be_jpeg(item):
+            most, most_tokens = _SLOW, self.slow_tokens
+        else:
             return 1.0
-        if is_rgb_array(item):
-            return max(item.nbytes / _BYTES, least)
-        if self.taken_count <= _FEW_FILES or not count or not may_be_jpeg(item):
-            return 1.0
-        return max(mean, tokens / self.turn_tokens, 1 / _DECODED_TOGETHER)
+        nbytes = item.nbytes if is_rgb_array(item) else self.resized_bytes / max(count, 1)
+        tokens = self.resized_tokens / max(count, 1)
+        return max(nbytes / _BYTES, tokens / most_tokens, 1 / most)
 
     def prepare(self, number: int, given: Sequence[object]) -> list[tuple[StreamItem, int]]:
         """Decode and preprocess items in a worker thread.

@@ -145,8 +145,8 @@ def stream_items(
     if total is None and isinstance(items, Sized):
         total = length_hint(items)  # a loader of an iterable dataset is Sized, and has no len()
     keep = options.on_error == "keep"
-    stream = _Stream(item_encoder, limits, settings, tokens, keep, options)
-    return stream.results(iterator, workers, Progress(total, options.progress, options.per_line))
+    stream = _Stream(item_encoder, limits, settings, tokens, workers, keep, options)
+    return stream.results(iterator, Progress(total, options.progress, options.per_line))
 
 
 def as_given(results: Generator[ItemResult, None, None]) -> Iterator[object]:
@@ -196,32 +196,38 @@ class _Stream:
         limits: Limits,
         settings: ResultSettings,
         batch_tokens: int,
+        workers: int,
         keep: bool,
         options: StreamOptions,
     ) -> None:
         self.item_encoder, self.settings = item_encoder, settings
         self.batch_tokens, self.keep, self.collect = batch_tokens, keep, options.collect
         self.queue = DeviceQueue(item_encoder.device)
-        self.preparer = Preparer(item_encoder, limits, options.decode, keep, self.queue)
+        stages = self.queue.stages and item_encoder.stager is not None
+        self.limit = (STAGED_AHEAD if stages else BATCHES_AHEAD) * batch_tokens
+        """The tokens that may be read ahead."""
+        self.workers = workers
+        self.preparer = Preparer(
+            *(item_encoder, limits, options.decode, keep, self.queue),
+            limit=self.limit,
+            workers=workers,
+        )
         self.seconds = {"decoding": 0.0, "encoding": 0.0, "the consumer": 0.0}
         """The seconds that the stream spent waiting for each of these three."""
         self.tokens, self.start_time = 0, 0.0
 
     def results(
-        self, items: Iterator[object], workers: int, progress: Progress
+        self, items: Iterator[object], progress: Progress
     ) -> Generator[ItemResult, None, None]:
-        """Yield one result per item, in order; the generator ends its ``workers`` threads."""
+        """Yield one result per item, in order; the generator ends its threads."""
         self.queue.begin()
-        ahead = BATCHES_AHEAD if self.preparer.stager is None else STAGED_AHEAD
-        limit = ahead * self.batch_tokens
-        self.preparer.begin(limit, workers)
         with (
             Prefetch(
                 items,
                 self.preparer.prepare,
                 share=self.preparer.share,
-                limit=limit,
-                workers=workers,
+                limit=self.limit,
+                workers=self.workers,
             ) as prefetch,
             progress,
         ):
