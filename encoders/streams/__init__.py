@@ -8,7 +8,9 @@ Encoders and their wrappers, such as ``GraphedEncoder``, inherit the methods fro
 - ``calls``: turns preprocessed items into one result each, in one or several calls of the encoder
 - ``item_parts``: the parts of a large item that run in calls of their own
 - ``stream``: turns the items of an iterable into results, in order and in bounded memory
-- ``preparing``: decodes and preprocesses its items, several of them in a turn of a thread
+- ``stream_item``: one item of a stream, from its preprocessing to its result
+- ``preparing``: decodes and preprocesses items; ``turns``: how many a thread takes in one turn
+- ``group_resizing``: resizes images of several turns together
 - ``item_errors``: the results of items that could not be encoded; ``finite``: finds NaN in results
 - ``collecting``: results as arrays on the host, copied by batch
 - ``prefetch``: the threads that prepare items ahead

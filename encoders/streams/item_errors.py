@@ -43,6 +43,11 @@ def without_traceback(error: Exception) -> Exception:
     return error
 
 
+def kept(error: Exception, keep: bool) -> Exception:
+    """Return the error of an item; without its traceback if it becomes a result (``keep``)."""
+    return without_traceback(error) if keep else error
+
+
 def without_item_name(error: Exception) -> Exception:
     """Drop "image 0: " or "video 0: " from an error, as the stream adds the item's real number."""
     if not isinstance(error, ValueError):

@@ -26,11 +26,12 @@ from .calls import EitherItemEncoder, MakeInputs, ResultSettings, join_inputs
 from .collecting import Arrays, Collect, Collected, EncodedItem
 from .device import DeviceQueue
 from .finite import NOT_FINITE, finite_flags, tensors_of
-from .item_errors import FAILURES, ItemError, advising_limit, raise_if_not_the_items
+from .item_errors import FAILURES, ItemError, advising_limit, kept, raise_if_not_the_items
 from .pooling import VectorPool
 from .prefetch import Prefetch
-from .preparing import Encoded, Preparer, StreamItem
+from .preparing import Preparer
 from .progress import Progress
+from .stream_item import Encoded, StreamItem
 
 BATCHES_AHEAD, STAGED_AHEAD = 4, 8
 """The number of batches that are prepared ahead of the results that were yielded, and where pixels
@@ -225,7 +226,7 @@ class _Stream:
             Prefetch(
                 items,
                 self.preparer.prepare,
-                share=self.preparer.share,
+                share=self.preparer.turns.share,
                 limit=self.limit,
                 workers=self.workers,
             ) as prefetch,
@@ -260,7 +261,7 @@ class _Stream:
         """Encode a batch; on a GPU, only queue its work."""
         start_time = time.perf_counter()
         if any(item.inputs is None and item.value is None for item in batch):
-            self.preparer.resize_waiting()
+            self.preparer.resizer.resize_waiting()
         self.item_encoder.agree(lambda: _facts(batch))
         with torch.no_grad(), self.queue.running():
             parts = self._encode([item for item in batch if item.inputs is not None])
@@ -305,7 +306,7 @@ class _Stream:
         except torch.AcceleratorError:
             raise  # a CUDA device does not recover from this error
         except FAILURES as error:
-            values = [self.preparer.kept(error)] * len(items)
+            values = [kept(error, self.keep)] * len(items)
         for item, value in zip(items, values, strict=True):
             item.value = value
         if self.keep and len(items) > 1 and isinstance(values[0], Exception):

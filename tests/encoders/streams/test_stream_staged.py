@@ -25,7 +25,7 @@ from encoders.inputs.patches import PatchPreprocessor
 from encoders.inputs.staging import PlannedImage, StagedItem, StagedPreprocessor, stage_planned
 from encoders.intern.intern_vit_pixels import TilePreprocessor
 from encoders.nvidia.nemotron_pixels import NemotronPreprocessor
-from encoders.streams import preparing
+from encoders.streams import group_resizing, preparing, turns
 from encoders.streams.device import DeviceQueue
 from graphwrap import GraphedEncoder
 from tests.oracles import slow
@@ -147,7 +147,7 @@ def test_a_staged_stream_takes_encoders_of_several_paths(name: str) -> None:
 
 @pytest.mark.usefixtures("staged")
 def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, whole = tower("qwen3_vl"), preparing.stage_planned
+    encoder, whole = tower("qwen3_vl"), group_resizing.stage_planned
 
     def fails(
         items: Sequence[torch.Tensor], plans: Sequence[PlannedImage], device: torch.device
@@ -158,7 +158,7 @@ def test_images_that_fail_together_are_resized_one_by_one(monkeypatch: pytest.Mo
 
     images = [hopper(), hopper().resize((100, 90)), china().resize((64, 64))]
     wanted = list(encoder.embed_many([images[0], images[2]], progress=False))
-    monkeypatch.setattr(preparing, "stage_planned", fails)
+    monkeypatch.setattr(group_resizing, "stage_planned", fails)
     made = list(encoder.embed_many(images, progress=False, on_error="keep"))
     assert torch.equal(made[0], wanted[0])
     assert isinstance(made[1], ItemError)
@@ -177,7 +177,7 @@ def test_an_error_that_no_item_is_to_blame_for_is_raised_itself(
     def fails(*_: object) -> list[StagedItem]:
         raise Failure("a kernel cannot be compiled")
 
-    monkeypatch.setattr(preparing, "stage_planned", fails)
+    monkeypatch.setattr(group_resizing, "stage_planned", fails)
     images = [np.zeros((64, 64, 3), np.uint8)] * 60
     stream = tower("qwen3_vl").embed_many(
         images, batch_tokens=10**6, workers=workers, on_error=on_error, progress=False
@@ -198,7 +198,7 @@ def jpeg(size: tuple[int, int], **options: Any) -> bytes:
 def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
+    monkeypatch.setattr(turns, "_FEW_FILES", 2)
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     files: list[Any] = []
@@ -238,7 +238,7 @@ def test_files_that_a_thread_decodes_together_keep_bits_and_errors(
 def test_large_files_after_small_ones_are_not_held_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
+    monkeypatch.setattr(turns, "_FEW_FILES", 2)
     items, encoder = [*[jpeg((64, 64))] * 19, *[jpeg((2000, 2000))] * 8], tower("qwen3_vl")
     wanted = encoder.embed([items[-1]], max_pixels=65536)[0]
     tracemalloc.start()
@@ -248,7 +248,7 @@ def test_large_files_after_small_ones_are_not_held_together(
     finally:
         tracemalloc.stop()
     assert torch.allclose(vector, wanted, rtol=1e-5, atol=1e-6)
-    assert most_bytes < preparing._BYTES + 2000 * 2000 * 3  # and not eight images, 96 MB
+    assert most_bytes < group_resizing.MOST_BYTES + 2000 * 2000 * 3  # and not eight images, 96 MB
 
 
 @pytest.mark.usefixtures("staged")
@@ -256,7 +256,7 @@ def test_large_files_after_small_ones_are_not_held_together(
 def test_threads_have_no_more_files_in_hand_than_leave_room_for_batches(
     workers: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_FEW_FILES", 2)
+    monkeypatch.setattr(turns, "_FEW_FILES", 2)
     runs: list[int] = []
 
     def decode(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
@@ -309,7 +309,7 @@ class LostFile(io.BytesIO):
 def test_files_of_other_classes_keep_their_own_errors(
     lost: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "_FEW_FILES", 0)
+    monkeypatch.setattr(turns, "_FEW_FILES", 0)
     items: list[Any] = [jpeg((64, 64))] * 12
     items[6] = lost
     found = list(tower("qwen3_vl").embed_many(items, workers=1, progress=False, on_error="keep"))

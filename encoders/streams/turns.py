@@ -1,0 +1,77 @@
+"""How many items a thread of a stream takes in one turn.
+
+Threads wait for each other when they take items, and for Python's lock while they compute. So one
+takes many items that are prepared in no time, and few that take long, of which others need some.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from io import BytesIO
+
+from ..inputs.gpu_decoding import Decode
+from ..inputs.image_files import may_be_jpeg
+from ..inputs.intake import is_rgb_array
+from .group_resizing import MOST_BYTES
+from .stream_item import StreamItem, unpaired
+
+_QUICK, _QUICK_PART = 64, 0.25
+"""The most arrays, or files that a GPU decodes, that a thread takes at once, and the most that they
+make of what may be read ahead. Fewer would make threads wait for each other more often."""
+_UNKNOWN = 16
+"""The most of them while no image was resized with others, so that their sizes are not known. None
+ever is for towers that make several views of an image."""
+_SLOW, _SLOW_PART = 8, 0.4
+"""The most files that a thread takes at once if the CPU decodes them or if they are open files,
+which may lie in a remote store, and the most that those in the hands of all threads make of what
+may be read ahead. The rest is in a batch, or waits for a batch or for an earlier file; with more,
+some threads had no file."""
+_FEW_FILES = 128
+"""A thread takes such files one by one until so many images were resized: of a few files, each
+thread takes one."""
+
+
+class TurnSizes:
+    """Chooses the items of a turn, by the mean size of the images that were seen so far.
+
+    Args:
+        decode: where JPEG files are decoded.
+        resizes: whether images that the CPU has decoded are resized in groups.
+        limit: the tokens that may be read ahead.
+        workers: the number of threads.
+    """
+
+    def __init__(self, decode: Decode, resizes: bool, limit: int, workers: int) -> None:
+        self._gpu_decodes, self._resizes = decode == "gpu", resizes
+        self._quick_tokens, self._slow_tokens = _QUICK_PART * limit, _SLOW_PART * limit / workers
+        self._count = self._bytes = self._tokens = 0
+        self._lock = threading.Lock()
+
+    def learn(self, items: Sequence[StreamItem], nbytes: int) -> None:
+        """Count images that are to be resized; ``nbytes`` are those of their pixels."""
+        tokens = sum(item.tokens for item in items)
+        with self._lock:
+            self._count += len(items)
+            self._bytes += nbytes
+            self._tokens += tokens
+
+    def share(self, given: object) -> float:
+        """Return the part of a thread's turn that an item, or a pair (key, item), fills."""
+        _, item, _ = unpaired(given)
+        count = self._count
+        if (self._resizes and is_rgb_array(item)) or (self._gpu_decodes and _is_at_hand(item)):
+            most, most_tokens = _QUICK if count else _UNKNOWN, self._quick_tokens
+        elif self._resizes and count > _FEW_FILES and may_be_jpeg(item):
+            most, most_tokens = _SLOW, self._slow_tokens
+        else:
+            return 1.0
+        nbytes = item.nbytes if is_rgb_array(item) else self._bytes / max(count, 1)
+        tokens = self._tokens / max(count, 1)
+        return max(nbytes / MOST_BYTES, tokens / most_tokens, 1 / most)
+
+
+def _is_at_hand(item: object) -> bool:
+    """Return whether an item is a file that is read without waiting for a network, as a rule."""
+    return isinstance(item, str | os.PathLike | bytes | BytesIO)
