@@ -68,9 +68,11 @@ DAMAGED = (
     Image.DecompressionBombError,
 )
 """The exceptions that PIL's decoders raise for damaged files."""
-_CHUNK, _PART, _JPEG = 1 << 18, 1 << 24, b"\xff\xd8\xff"
-"""The bytes that are read of a file before it is known to be JPEG, the most bytes that are read at
-once afterwards, and how a JPEG file begins."""
+_JPEG = b"\xff\xd8\xff"
+"""How a JPEG file begins."""
+_CHUNK, _PART = 1 << 18, 1 << 24
+"""The bytes that are read of a file before it is known to be JPEG, and the most bytes that are read
+at once afterwards."""
 _READS = os.O_RDONLY
 """How files are opened."""
 if sys.platform == "win32":
@@ -202,10 +204,8 @@ def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
 
 def jpeg_bytes(source: FileLike) -> bytes | None:
     """Return the bytes of a source that begins like a JPEG file; None for any other source."""
-    if isinstance(source, bytes):
-        return source
-    if isinstance(source, bytearray | memoryview):
-        return bytes(source)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source) if source[: len(_JPEG)] == _JPEG else None
     if not isinstance(source, str | os.PathLike):
         return _bytes_of_opened(source)
     try:
