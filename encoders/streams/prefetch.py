@@ -14,10 +14,10 @@ Prepared = TypeVar("Prepared")
 _PATIENCE = 5.0
 """Seconds that ``Prefetch`` waits for its threads when it ends; a thread that is still blocked in
 the caller's iterator is left running."""
-_TURNS, _SEVERAL = 2, 8
-"""The most turns of more than so many items that threads have in hand at once. Such items are
-prepared in no time, and beside more than two other threads that compute in Python, the consumer
-waits for its lock for longer than it computes."""
+_SMALL_TURN, _LARGE_TURNS = 8, 2
+"""The most items of a small turn, and the most larger turns that are prepared at once. Items of a
+large turn are prepared in no time: with more than two threads that do nothing but compute in
+Python, the consumer would wait for Python's lock for longer than it computes."""
 
 
 class _Failure:
@@ -31,16 +31,16 @@ class Prefetch(Generic[Given, Prepared]):
     """Prepares items in worker threads and returns the results in the order of the items.
 
     Each worker takes the next items itself, one worker at a time, so ``items`` needs no lock of its
-    own. Items are taken only if the total size of the results that are not released yet stays
-    within ``limit``. An item that is being prepared is assumed to have the mean size of earlier
-    ones, or a quarter of ``limit`` if there are none.
+    own. What it takes at once is its turn. Items are taken only if the total size of the results
+    that are not released yet stays within ``limit``. An item that is being prepared is assumed to
+    have the mean size of earlier ones, or a quarter of ``limit`` if there are none.
 
     Args:
         items: the items to prepare, which are read lazily.
         prepare: takes the number of an item, this item and those after it that a worker took;
             returns a result and its size for each.
-        share: the part of a worker's turn that an item fills. A worker takes items whose parts make
-            1 at most, or one item, so that it takes several that are prepared in no time.
+        share: returns the part of a turn that an item fills. The parts of a turn add up to at most
+            1, if it has more than one item.
         limit: largest total size of unreleased results; one item is taken even if it is larger.
         workers: number of threads.
     """
@@ -57,15 +57,15 @@ class Prefetch(Generic[Given, Prepared]):
         self._items, self._prepare, self._share = items, prepare, share
         self._limit = limit
         self._left: list[Given] = []
-        """The item that did not fit into a worker's turn, if there is one."""
+        """The item that did not fit into the last turn, if there is one."""
         self._source = threading.Lock()
         self._condition = threading.Condition()
         self._results: dict[int, Prepared | _Failure] = {}
         self._failure: _Failure | None = None
         self._held_size = 0
         """The total size of the results that the consumer has not released yet."""
-        self._taken_count = self._turns = 0
-        """The number of items that were taken, and of turns of many items now in hand."""
+        self._taken_count = self._large_turns = 0
+        """The number of items that were taken, and of large turns that are being prepared."""
         self._prepared_count, self._prepared_size = 0, 0
         """The number of items that have been prepared, and the sum of their sizes."""
         self._wanted_number = -1
@@ -192,7 +192,7 @@ class Prefetch(Generic[Given, Prepared]):
             with self._condition:
                 number = self._taken_count  # only a holder of ``_source`` changes it
                 self._taken_count += len(items) + len(failures)
-                self._turns += len(items) > _SEVERAL
+                self._large_turns += len(items) > _SMALL_TURN
                 if is_over:
                     self._ended = True
                     self._put(number + len(items), failures)
@@ -207,7 +207,7 @@ class Prefetch(Generic[Given, Prepared]):
             self._held_size += size
             self._prepared_size += size
         self._prepared_count += len(results)
-        self._turns -= len(results) > _SEVERAL
+        self._large_turns -= len(results) > _SMALL_TURN
         # The mean size of items may leave room now, and the consumer may wait for one of these.
         if wakes or (self._waits_for_room and self._room()):
             self._condition.notify_all()
@@ -221,6 +221,8 @@ class Prefetch(Generic[Given, Prepared]):
         if not count:
             count, size = 4, self._limit
         left = (self._limit - self._held_size) * count // (size or 1)
-        room = left - (self._taken_count - self._prepared_count) if self._turns < _TURNS else 0
+        room = left - (self._taken_count - self._prepared_count)
+        if self._large_turns >= _LARGE_TURNS:
+            room = 0
         # If the consumer waits for exactly the next item, it is taken.
         return max(room, int(self._wanted_number == self._taken_count))
