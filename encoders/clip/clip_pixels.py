@@ -23,6 +23,7 @@ from ..inputs.processor_files import (
     CLIP_STD,
     PerChannel,
     Section,
+    check_class,
     read_mean_std,
     read_resample,
     require_supported,
@@ -63,6 +64,7 @@ class CentreCropPreprocessor(OneView):
         Raises:
             ValueError: a value that is not implemented, or another size than the tower's.
         """
+        check_class(label, section, "CLIP", "Bit")
         size, side = section.get("size", 224), self.image_size
         square = {"height": side, "width": side}
         stretch = size == square

@@ -29,6 +29,7 @@ from .processor_files import (
     PerChannel,
     Resample,
     Section,
+    check_class,
     read_mean_std,
     read_positive,
     read_resample,
@@ -96,15 +97,20 @@ class FixedSizePreprocessor(PatchPreprocessor):
         crops: bool,
     ) -> Own:
         """Return a copy with the values that a section of a processor file sets; the keywords,
-        ``mean`` and ``std`` are those of a section that says nothing."""
+        ``mean`` and ``std`` are those of a section that says nothing. A number as size is that of
+        both sides in a class that does not crop, and else that of the shorter side."""
+        check_class(label, section, *(("CLIP", "Bit") if crops else ("DINOv3ViT",)))
         expected: dict[str, object] = {"resample": section.get("resample"), "do_pad": False}
         centre = section.get("do_center_crop", crops)
         if centre is not None:
             expected["do_center_crop"] = bool(centre)
         require_supported(label, section, expected)
         mean, std = read_mean_std(label, section, mean, std)
+        given = section.get("size", size)
+        if isinstance(given, int) and not (crops or centre):
+            given = {"height": given, "width": given}
         height, width, short_side = _read_sizes(
-            label, section.get("size", size), section.get("crop_size", 224), bool(centre)
+            label, given, section.get("crop_size", 224), bool(centre)
         )
         for side in (height, width):
             if side < self.patch_size:
@@ -147,10 +153,9 @@ def _read_sizes(
     label: str, size: object, crop_size: object, crops: bool
 ) -> tuple[int, int, int | None]:
     """Return the height and width of all images, and the short side before they are cropped."""
-    sides = {"height": size, "width": size} if isinstance(size, int) and not crops else size
-    if not crops and isinstance(sides, Mapping) and set(sides) == {"height", "width"}:
+    if not crops and isinstance(size, Mapping) and set(size) == {"height", "width"}:
         height, width = (
-            read_positive(label, name, sides[name], 224, _LONGEST) for name in ("height", "width")
+            read_positive(label, name, size[name], 224, _LONGEST) for name in ("height", "width")
         )
         return height, width, None
     short_side = size.get("shortest_edge") if isinstance(size, Mapping) and len(size) == 1 else size

@@ -29,6 +29,11 @@ PIL_TRANSFORMS = "torchvision.transforms"
 """The ``image_processor_type`` of a section that stands for torchvision's transforms of PIL images,
 which timm and open_clip take: they resize by Pillow, and round where a crop begins."""
 
+_ONE_VIEW = frozenset(
+    ("Bit", "CLIP", "DINOv3ViT", "DeepseekVL", "Gemma3", "Janus", "Sam3", "Siglip", "ViT")
+)
+"""Beginnings of the names of transformers' classes that make one view of an image, each by a rule
+or with defaults of its own."""
 _FILES = ("processor_config", "preprocessor_config", "video_preprocessor_config")
 _MEANS, _STDS = (-10.0, 10.0), (1e-3, 1e3)
 """Bounds on mean and std of pixels from 0 to 1; within them, normalised pixels are finite in
@@ -40,7 +45,12 @@ _MUST_BE: Section = {
     "do_convert_rgb": True,
     "resample": 3,
 }
-_NULL: Section = {"do_convert_rgb": True, "resample": 2, "high_res_resample": 2}
+_NULL: Section = {
+    "do_convert_rgb": True,
+    "resample": 2,
+    "high_res_resample": 2,
+    "small_image_upsize": "never",
+}
 """What null stands for, where that is not "off": images are RGB here in any case, and transformers
 resizes bilinearly."""
 
@@ -105,6 +115,25 @@ def require_supported(label: str, section: Section, expected: Section | None = N
         if value is not None and value != only:
             given = "null" if section[key] is None else repr(value)
             raise ValueError(f"{label}: {key}={given} is not implemented: it must be {only!r}")
+
+
+def check_class(label: str, section: Section, *own: str) -> None:
+    """Raise a ValueError if a section names a class that makes the views of other families.
+
+    A class that transformers does not have, as in a repo with code of its own, passes.
+
+    Args:
+        label: name of the section in errors.
+        section: a section of a processor file.
+        own: beginnings, before "ImageProcessor", of the names of the classes that are implemented.
+    """
+    name = str(section.get("image_processor_type"))
+    kind, _, _ = name.partition("ImageProcessor")
+    if kind in _ONE_VIEW.difference(own):
+        raise ValueError(
+            f"{label}: image_processor_type={name!r} is not implemented for this tower: it must be "
+            f"{' or '.join(f'{kind}ImageProcessor' for kind in own)}"
+        )
 
 
 def check_side(label: str, section: Section, side: int, usual: int | None = None) -> None:

@@ -280,6 +280,16 @@ class StretchedViews(OneView):
         side, size = self.sides["image"], self.image_size
         return ResizePlan(size, size, self.resample, (0, 0, side, side))
 
+    def supported(self, section: Section) -> dict[str, object]:
+        """Return the only value of each key of a section that leaves the square as it is.
+
+        A crop in the middle is allowed if it has the size of the square.
+        """
+        side = self.image_size
+        crops = section.get("crop_size") not in (side, {"height": side, "width": side})
+        only: dict[str, object] = {"resample": section.get("resample"), "do_pad": False}
+        return {**only, "do_center_crop": False} if crops else only
+
 
 def patch_rows(
     parts: Sequence[StagedPath],

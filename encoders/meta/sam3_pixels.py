@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..inputs.processor_files import (
     Resample,
     Section,
+    check_class,
     check_side,
     read_mean_std,
     read_resample,
@@ -36,8 +37,9 @@ class Sam3Preprocessor(StretchedViews):
         Raises:
             ValueError: a value that is not implemented, or another size than the tower's.
         """
+        check_class(label, section, "Sam3")
         check_side(label, section, self.image_size, 1008)  # the default of the class
-        require_supported(label, section, {"resample": section.get("resample")})
+        require_supported(label, section, self.supported(section))
         mean, std = read_mean_std(label, section, self.mean, self.std)
         resample = read_resample(label, section, "bilinear")
         return replace(self, mean=mean, std=std, resample=resample)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from ..inputs.processor_files import (
     Resample,
     Section,
+    check_class,
     check_side,
     read_mean_std,
     read_resample,
@@ -39,11 +40,21 @@ class StretchPreprocessor(StretchedViews):
         Raises:
             ValueError: a value that is not implemented, or another size than the tower's.
         """
-        check_side(label, section, self.image_size, 224)  # the default of both classes
+        check_class(label, section, "Siglip", "Gemma3")
         class_name = str(section.get("image_processor_type") or "")
-        usual: Resample = "bilinear" if class_name.startswith("Gemma3") else "bicubic"
+        usual: Resample = self.resample
+        if class_name.startswith("Gemma3"):
+            usual = "bilinear"
+        elif class_name.startswith("Siglip"):
+            usual = "bicubic"
+        check_side(label, section, self.image_size, 224)  # the default of both classes
+        # A number is the shorter side in SiglipImageProcessor, and both sides in Gemma 3's.
+        if isinstance(section.get("size"), int) and not class_name.startswith("Gemma3"):
+            raise ValueError(
+                f"{label}: size={section['size']!r} is the length of the shorter side, but the "
+                'tower takes squares: write it as {"height": .., "width": ..}'
+            )
         resample = read_resample(label, section, usual)
-        expected = {"resample": section.get("resample"), "do_pan_and_scan": False}
-        require_supported(label, section, expected)
+        require_supported(label, section, {**self.supported(section), "do_pan_and_scan": False})
         mean, std = read_mean_std(label, section, self.mean, self.std)
         return replace(self, mean=mean, std=std, resample=resample)

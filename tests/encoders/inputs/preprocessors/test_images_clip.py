@@ -68,6 +68,8 @@ def test_a_long_and_narrow_image_keeps_its_middle() -> None:
         ({"do_center_crop": False}, "do_center_crop=False is not implemented"),
         ({"resample": 0}, "resample=0 is not implemented: it must be 1, 2 or 3"),
         ({"do_pad": True}, "do_pad=True is not implemented"),
+        ({"image_processor_type": "SiglipImageProcessor"}, "must be CLIPImageProcessor or Bit"),
+        ({"image_processor_type": "ViTImageProcessorFast"}, "must be CLIPImageProcessor or Bit"),
     ],
     ids=str,
 )

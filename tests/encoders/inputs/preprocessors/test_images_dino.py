@@ -110,6 +110,8 @@ def test_staged_dino_pixels_are_the_same_bits(
         ({"size": {"height": 256, "width": 256}}, "size=.* is not implemented"),
         ({"crop_size": {"height": 224}}, "crop_size={'height': 224} must be height and width"),
         ({"crop_size": 7}, "images of 7x7 pixels have no patch of 14x14"),
+        ({"size": 224, "do_center_crop": False}, "size=224 is not implemented"),
+        ({"image_processor_type": "ViTImageProcessor"}, "must be CLIPImageProcessor or Bit"),
         ({"resample": 0}, "resample=0 is not implemented"),
         ({"do_resize": False}, "do_resize=False is not implemented"),
     ],

@@ -40,3 +40,9 @@ def test_a_bare_file_and_the_published_one_have_the_defaults() -> None:
 def test_views_of_another_size_than_the_tower_s_are_refused() -> None:
     with pytest.raises(ValueError, match="the tower takes views of 168x168"):
         Sam3Preprocessor(14, image_size=168).with_files(FILES)
+
+
+@pytest.mark.parametrize("step", [{"do_center_crop": True, "crop_size": 96}, {"do_pad": True}])
+def test_a_step_that_changes_the_square_is_refused(step: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"=True is not implemented: it must be False"):
+        Sam3Preprocessor(14, image_size=1008).with_files({"preprocessor_config": step})

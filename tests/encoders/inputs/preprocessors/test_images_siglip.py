@@ -122,3 +122,38 @@ def test_a_file_of_naflex_is_read_strictly(change: dict[str, Any], message: str)
     section = {**FILES["siglip2"]["preprocessor_config"], **change}
     with pytest.raises(ValueError, match=message):
         NAFLEX.with_files({"preprocessor_config": section})
+
+
+SQUARE = {"height": 112, "width": 112}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 112}, "size=112 is the length of the shorter side"),
+        ({"do_center_crop": True, "crop_size": 96}, "do_center_crop=True is not implemented"),
+        ({"do_pad": True, "pad_size": 128}, "do_pad=True is not implemented"),
+        ({"image_processor_type": "ViTImageProcessor"}, "image_processor_type='ViTImageProcessor'"),
+    ],
+    ids=str,
+)
+def test_steps_that_make_no_square_of_the_tower_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    ours = StretchPreprocessor(14, image_size=112)
+    with pytest.raises(ValueError, match=message):
+        ours.with_files({"preprocessor_config": {"size": SQUARE, **change}})
+
+
+def test_a_crop_of_the_whole_square_leaves_it_as_it_is() -> None:
+    section = {"size": SQUARE, "do_center_crop": True, "crop_size": SQUARE}
+    wanted = SiglipImageProcessor(**section)([flower()], return_tensors="pt")["pixel_values"]
+    ours = StretchPreprocessor(14, image_size=112).with_files({"preprocessor_config": section})
+    assert torch.equal(ours([flower()]).pixel_values, wanted)
+
+
+def test_a_file_without_a_class_has_the_filter_of_the_encoder() -> None:
+    gemma = StretchPreprocessor(14, image_size=112, resample="bilinear")
+    bare = {"preprocessor_config": {"size": SQUARE}}
+    assert gemma.with_files(bare).resample == "bilinear"
+    assert StretchPreprocessor(14, image_size=112).with_files(bare).resample == "bicubic"
