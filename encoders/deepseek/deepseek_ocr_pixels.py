@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 from einops import rearrange
 from torch import Tensor
 
-from ..inputs.processor_files import Resample, Section, read_positive, require_supported
+from ..inputs.processor_files import (
+    HALF,
+    Resample,
+    Section,
+    check_side,
+    read_positive,
+    require_supported,
+)
 from ..inputs.resizing import lay_over, plan_on_canvas, resize
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import ViewPreprocessor, Views
@@ -39,9 +46,10 @@ class OcrPreprocessor(ViewPreprocessor):
     keep_shape: bool = True
     """Whether the whole image is padded to a square; otherwise it is stretched to one."""
     as_transformers: bool = False
-    """Whether images are resized and centred as transformers' classes do, which take torch's filter
-    and round the rows above an image down; otherwise as DeepSeek's code does, which takes Pillow's
-    and rounds halves of a row to the even number."""
+    """Whether images are resized and centred as transformers' classes do, which take torch's
+    filter, round the rows above an image down, and pad with grey; otherwise as DeepSeek's code
+    does, which takes Pillow's, rounds halves of a row to the even number, and pads with the mean.
+    """
 
     @property
     def resample(self) -> Resample:
@@ -83,14 +91,14 @@ class OcrPreprocessor(ViewPreprocessor):
         return Views({"image": [whole_view], "tiles": tiles}, (columns, rows, True))
 
     def _padded(self, image: Tensor) -> Tensor:
-        """Return the whole image in the middle of a square of the colour of the mean."""
-        base = self.base_size
-        plan = plan_on_canvas(image, base, base, self.mean)
+        """Return the whole image in the middle of a square of one colour."""
+        base, colour = self.base_size, HALF if self.as_transformers else self.mean
+        plan = plan_on_canvas(image, base, base, colour)
         small = resize(image, plan.height, plan.width, self.resample)
         corner = plan.corner
         if self.as_transformers:
             corner = (base - plan.height) // 2, (base - plan.width) // 2
-        return lay_over(small, base, base, *corner, self.mean)
+        return lay_over(small, base, base, *corner, colour)
 
     def with_section(self, label: str, section: Section) -> OcrPreprocessor:
         """Return a copy with the mean, the std and the most tiles that a processor file sets.
@@ -109,8 +117,11 @@ class OcrPreprocessor(ViewPreprocessor):
         most = section.get("max_patches")
         tiles = read_positive(label, "max_patches", most, self.max_tiles, MOST_TILES)
         kind = str(section.get("image_processor_type"))
+        of_transformers = kind.startswith(("DeepseekOcr2", "UnlimitedOcr"))
+        if of_transformers:
+            check_side(label, section, self.base_size, 1024)  # the default of both classes
         return replace(
             super().with_section(label, section),
             max_tiles=tiles,
-            as_transformers=kind.startswith(("DeepseekOcr2", "UnlimitedOcr")),
+            as_transformers=of_transformers,
         )

@@ -25,6 +25,7 @@ from ..inputs.processor_files import (
     PerChannel,
     Resample,
     Section,
+    check_class,
     check_side,
     read_mean_std,
     read_positive,
@@ -95,18 +96,19 @@ class SquarePreprocessor(ViewPreprocessor):
         Raises:
             ValueError: a value that is not implemented, or views of another size than the tower's.
         """
-        check_side(label, section, self.image_size)
+        check_class(label, section, "DeepseekVL", "Janus")
+        kind = str(section.get("image_processor_type") or section.get("processor_class"))
+        of_transformers = kind.startswith(("Janus", "DeepseekVL"))
+        # Sizes and colours are the defaults of DeepseekVLImageProcessor and JanusImageProcessor.
+        check_side(label, section, self.image_size, 384 if of_transformers else None)
         require_supported(label, section, {"do_pad": True})
-        mean, std = read_mean_std(
-            label, section, CLIP_MEAN, CLIP_STD
-        )  # the defaults of transformers' DeepseekVLImageProcessor and JanusImageProcessor
-        kind = str(section.get("image_processor_type"))
+        mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
         return replace(
             self,
             mean=mean,
             std=std,
             min_size=self.smallest(label, section),
-            as_transformers=kind.startswith(("Janus", "DeepseekVL")),
+            as_transformers=of_transformers,
         )
 
     def smallest(self, label: str, section: Section) -> int:

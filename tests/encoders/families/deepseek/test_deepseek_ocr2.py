@@ -158,6 +158,18 @@ def test_the_processor_file_of_transformers_is_read() -> None:
     assert fewer.max_tiles == 4
     with pytest.raises(ValueError, match=r"tile_size=640 is not implemented: it must be 768"):
         PIXELS.with_files({"preprocessor_config": {**theirs, "tile_size": 640}})
+    with pytest.raises(ValueError, match=r"the tower takes views of 1024x1024"):
+        PIXELS.with_files({"preprocessor_config": {**theirs, "size": 512}})
+
+
+def test_ocr2_padding_of_a_file_of_transformers_is_grey_whatever_the_mean() -> None:
+    from transformers.models.deepseek_ocr2 import DeepseekOcr2ImageProcessor
+
+    section = {"image_mean": [0.1, 0.2, 0.3]}
+    theirs = DeepseekOcr2ImageProcessor(**section)([china()], return_tensors="pt")
+    named = {"image_processor_type": "DeepseekOcr2ImageProcessor", **section}
+    ours = PIXELS.with_files({"preprocessor_config": named})([china()])
+    torch.testing.assert_close(ours.pixel_values, theirs["pixel_values"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(1280, 853), (700, 500), (800, 1600)])

@@ -226,6 +226,13 @@ def test_views_of_janus_are_those_of_its_processor(file: dict[str, Any]) -> None
         torch.testing.assert_close(ours([image]).pixel_values, theirs, **EXACT)
 
 
+def test_the_class_of_a_file_that_names_only_its_processor_is_read() -> None:
+    file = {"processor_class": "JanusProcessor"}
+    image, ours = photograph(333, 100), VL.with_files({"preprocessor_config": file})
+    theirs = JanusImageProcessor()([image], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(ours([image]).pixel_values, theirs, **EXACT)
+
+
 @needs("transformers", "5.21", "it pads the large view with grey in place of the mean")
 @pytest.mark.parametrize("size", [(800, 600), (640, 640), (333, 1000)])
 def test_hybrid_pixels_of_a_file_of_transformers_are_its_classes(size: tuple[int, int]) -> None:
@@ -299,6 +306,7 @@ def test_the_file_of_the_hybrid_colours_its_padding_alone() -> None:
         (VL, {"image_size": 448}, r"size=448 but the tower takes views of 384x384"),
         (VL, {"size": {"height": 1, "width": 1}}, r"takes views of 384x384"),
         (VL, {"do_normalize": False}, r"do_normalize=False is not implemented"),
+        (VL, {"image_processor_type": "CLIPImageProcessor"}, r"must be DeepseekVLImageProcessor"),
         (VL, {"do_pad": False}, r"do_pad=False is not implemented: it must be True"),
         (VL, {"resample": 2}, r"resample=2 is not implemented: it must be 3"),
         (HYBRID, {"high_res_size": 512}, r"takes views of 1024x1024"),
