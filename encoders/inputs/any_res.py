@@ -42,8 +42,11 @@ from .sizes import best_candidate, read_candidates
 from .views import ViewPreprocessor, Views
 
 Own = TypeVar("Own", bound="AnyResPreprocessor")
-_USUAL = ((224, 224), (384, None))
-"""``size`` and ``crop_size`` of the classes of LLaVA-NeXT and of LLaVA-OneVision."""
+_USUAL = (
+    (224, 224, ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))),
+    (384, None, tuple((384 * h, 384 * w) for h in range(1, 7) for w in range(1, 7))),
+)
+"""``size``, ``crop_size`` and pinpoints of the classes of LLaVA-NeXT and of LLaVA-OneVision."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class AnyResPreprocessor(ViewPreprocessor):
             ValueError: a value that is not implemented, or another size than the tower's.
         """
         class_name = str(section.get("image_processor_type") or "")
-        side, (usual, usual_crop) = self.image_size, _USUAL["Onevision" in class_name]
+        side, (usual, usual_crop, pinpoints) = self.image_size, _USUAL["Onevision" in class_name]
         square = {"height": side, "width": side}
         size, crop = section.get("size", usual), section.get("crop_size", usual_crop) or square
         if size not in (side, square, {"shortest_edge": side}) or crop not in (side, square):
@@ -133,7 +136,7 @@ class AnyResPreprocessor(ViewPreprocessor):
             )
         require_supported(label, section, {"resample": section.get("resample")})
         mean, std = read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
-        sizes = section.get("image_grid_pinpoints")
+        sizes = section.get("image_grid_pinpoints", pinpoints if class_name else None)
         return replace(
             self,
             mean=mean,
@@ -166,4 +169,11 @@ class AnyResClipPreprocessor(AnyResPreprocessor, ClipViewPreprocessor):
             ValueError: a value that is not implemented, or another size than the tower's.
         """
         size = {"size": {"height": 384, "width": 384}, "crop_size": None}  # of the class
-        return replace(self, frames=self.with_section(label, {**size, **section}))
+        section, side = {**size, **section}, self.image_size
+        frames = self.with_section(label, section)
+        if section["size"] != {"height": side, "width": side}:  # its class resizes the shorter side
+            raise ValueError(
+                f"{label}: size={section['size']!r} is the length of the shorter side, but the "
+                'tower takes squares: write it as {"height": .., "width": ..}'
+            )
+        return replace(self, frames=frames)

@@ -200,7 +200,7 @@ def long_side_rules(
     if entry is None:
         return family
     label, section = entry
-    require_supported(label, section)
+    require_supported(label, section, {"do_center_crop": False})
     size = section.get("size", {"longest_edge": 1024})  # PixtralImageProcessor's default
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
     if longest is None:
@@ -238,7 +238,11 @@ def patch_video_rules(
     entry = video_section(files)
     if entry is None:
         return family
-    return _read_pixel_rules(*entry, _video_defaults(entry[1], family), sizes)
+    label, section = entry
+    defaults = _video_defaults(section, family)
+    if defaults.sampling == "uniform":  # MiniMaxM3VLVideoProcessor reads min_pixels and max_pixels
+        section = {name: value for name, value in section.items() if name != "size"}
+    return _read_pixel_rules(label, section, defaults, sizes)
 
 
 def _video_defaults(section: Section, family: PixelRules) -> PixelRules:

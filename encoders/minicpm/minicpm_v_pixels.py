@@ -38,6 +38,9 @@ from ..inputs.sizes import MOST_PIXELS, MOST_TILES, check_area
 from ..inputs.staging import StagedPath
 from ..inputs.views import Views, patch_rows
 
+_MODES = {"MiniCPMOcr": "4x", "MiniCPMV4_6": "16x"}
+"""Beginning of the names of transformers' classes -> their default of ``downsample_mode``."""
+
 
 @dataclass(frozen=True)
 class SlicePreprocessor(ClipViewPreprocessor):
@@ -90,12 +93,15 @@ class SlicePreprocessor(ClipViewPreprocessor):
         Raises:
             ValueError: a value that is not implemented, or that disagrees with the tower.
         """
+        kind = str(section.get("image_processor_type") or section.get("video_processor_type"))
+        mode = "16x" if self.token_size == 4 else "4x"
+        usual = next((value for name, value in _MODES.items() if kind.startswith(name)), mode)
         only = {
             "patch_size": self.patch_size,
-            "downsample_mode": "16x" if self.token_size == 4 else "4x",
+            "downsample_mode": mode,
             "small_image_upsize": "always",  # "adaptive" measures the glyphs in the pixels
         }
-        require_supported(label, section, only)
+        require_supported(label, {"downsample_mode": usual, **section}, only)
         mean, std = read_mean_std(label, section, HALF, HALF)
         slices = read_positive(
             label, "max_slice_nums", section.get("max_slice_nums"), 9, MOST_TILES

@@ -17,9 +17,10 @@ Deliberate differences:
 
 - Images are resized as uint8, as in transformers; StepFun's code resizes the last time as floats,
   and the results differ by rounding to one of 255 levels.
-- The rule above is StepFun's in three cases in which transformers differs: a crop that reaches
+- The rule above is StepFun's in four cases in which transformers differs: a crop that reaches
   beyond the image (transformers stretches the part inside over the tile), images of exactly
-  728x728 pixels (transformers makes no tiles of them), and elongated images over 3024 pixels.
+  728x728 pixels (transformers makes no tiles of them), elongated images over 3024 pixels, and sides
+  of which exactly a fifth of a crop is left over (the rounding of the quotient decides).
 """
 
 from __future__ import annotations

@@ -202,6 +202,24 @@ def test_a_video_file_of_other_rules_refuses_only_videos() -> None:
         rules((), CLIPS)
 
 
+@pytest.mark.parametrize("size", [118, {"shortest_edge": 118}], ids=str)
+def test_a_shorter_side_is_refused_for_videos(size: object) -> None:
+    rules = build("llava_onevision").preprocessor
+    rules = rules.with_files({"video_preprocessor_config": {"size": size}})
+    with pytest.raises(ValueError, match="is the length of the shorter side"):
+        rules((), CLIPS)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "side"), [(LlavaNextImageProcessor, 336), (LlavaOnevisionImageProcessor, 384)]
+)
+def test_pinpoints_that_a_file_leaves_out_are_those_of_its_class(theirs: Any, side: int) -> None:
+    section = {"image_processor_type": theirs.__name__, "size": side, "crop_size": side}
+    ours = AnyResPreprocessor(14, image_size=side, pinpoints=((side, side),))
+    read = ours.with_files({"preprocessor_config": section})
+    assert [list(size) for size in read.pinpoints] == theirs().image_grid_pinpoints
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("change", [{}, {"resample": 2}, {"image_mean": [0.5] * 3}], ids=str)
 def test_views_are_those_of_the_processor(name: str, change: dict[str, Any]) -> None:

@@ -82,6 +82,15 @@ def test_patches_of_clips_are_those_of_the_processor(frames: int, height: int, w
     assert (got.pixel_values - wanted["pixel_values_videos"]).abs().max() <= limit
 
 
+def test_the_size_of_a_file_bounds_only_images() -> None:
+    clip = torch.randint(0, 256, (2, 3, 150, 108), dtype=torch.uint8)
+    section = {"size": {"shortest_edge": 3136, "longest_edge": 12544}}
+    wanted = MiniMaxM3VLVideoProcessor(**section)([clip], return_tensors="pt")
+    read = ours().with_files({"preprocessor_config": section})
+    assert read(videos=[clip]).grid_thw.tolist() == wanted["video_grid_thw"].tolist()
+    assert read.images.max_pixels == 12544
+
+
 def test_a_clip_costs_one_segment_per_four_frame_pairs() -> None:
     assert tiny("minimax_m3").item_specs([[2, 4, 20], [9, 4, 6]]) == [
         EncoderItemSpec(160, 40, 1, 160),

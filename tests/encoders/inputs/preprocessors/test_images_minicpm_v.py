@@ -153,7 +153,9 @@ def test_files_and_a_keyword_bound_the_slices() -> None:
     ("section", "message"),
     [
         ({"downsample_mode": "4x"}, "downsample_mode='4x' is not implemented"),
+        ({"image_processor_type": "MiniCPMOcrImageProcessor"}, "downsample_mode='4x' is not"),
         ({"small_image_upsize": "adaptive"}, "small_image_upsize='adaptive'"),
+        ({"small_image_upsize": None}, "small_image_upsize=null is not implemented"),
         ({"patch_size": 16}, "patch_size=16"),
         ({"max_slice_nums": 0}, "max_slice_nums=0 must be a positive integer"),
     ],

@@ -98,6 +98,8 @@ def test_files_give_the_longest_side_and_may_not_contradict_the_tower() -> None:
         MISTRAL.with_files({"processor_config": {**outer, "spatial_merge_size": 1}})
     with pytest.raises(ValueError, match=r"size=.* must have longest_edge"):
         MISTRAL.with_files({"preprocessor_config": {"size": {"height": 9, "width": 9}}})
+    with pytest.raises(ValueError, match="do_center_crop=True is not implemented"):
+        MISTRAL.with_files({"preprocessor_config": {"do_center_crop": True, "crop_size": 224}})
 
 
 def test_videos_are_refused_before_and_after_files_are_read() -> None:
