@@ -191,10 +191,7 @@ class GpuDecoder:
                 self._stream.synchronize()
             return [image for image, _ in files]
         finally:
-            for file in given:
-                if not file.done:  # an error or an interrupt came first
-                    with suppress(ValueError):  # another thread decodes it now
-                        self._waiting.remove(file)
+            self._forget([file for file in given if not file.done])
 
     def _file(self, image: object) -> tuple[object, _File | None]:
         """Read a JPEG file that the device is to decode; None for every other image.
@@ -228,6 +225,14 @@ class GpuDecoder:
                         for one in batch:
                             one.done = True
 
+    def _forget(self, files: Sequence[_File]) -> None:
+        """Remove files of a call that ends by an error from those that wait."""
+        if files:
+            with self._turn:
+                for file in files:
+                    with suppress(ValueError):  # another thread has decoded it meanwhile
+                        self._waiting.remove(file)
+
     def _next_batch(self) -> Sequence[_File]:
         """Take files that wait."""
         batch, size = list[_File](), 0
@@ -249,9 +254,9 @@ class GpuDecoder:
 
     def _decode(self, batch: Sequence[_File]) -> None:
         """Decode files to torch's own memory, or one by one where there is not enough for all."""
-        stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        stream = self._stream
         try:
-            with stream:
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
                 made = empty_images([file.header[:2] for file in batch], self.device)
         except torch.OutOfMemoryError:
             for file in batch if len(batch) > 1 else ():
@@ -259,12 +264,9 @@ class GpuDecoder:
             return
         places = [*zip(batch, made, strict=True)]
         left = [file for file, _ in self._fill(places)]
-        for file, pixels in places:
-            file.pixels = None if file in left else pixels
-        if self._stream is not None:
-            decoded = _Decoded(self._stream.record_event(), made[0])
-            for file in batch:
-                file.decoded = decoded
+        decoded = None if stream is None else _Decoded(stream.record_event(), made[0])
+        for file, pixels in places:  # the event first: pixels are not read without it
+            file.decoded, file.pixels = decoded, None if file in left else pixels
 
     def _fill(self, places: Sequence[_Place]) -> Sequence[_Place]:
         """Decode files; return those that were not decoded.
