@@ -14,6 +14,7 @@ from ..inputs.fixed_size import FixedSizePreprocessor, FixedSizeRules
 from ..inputs.processor_files import (
     CLIP_MEAN,
     CLIP_STD,
+    PIL_TRANSFORMS,
     ProcessorFiles,
     image_section,
 )
@@ -35,15 +36,17 @@ class CRadioPreprocessor(FixedSizePreprocessor):
         if entry is None:
             return self
         label, section = entry
-        if section.get("do_normalize", True):
-            raise ValueError(
-                f"{label}: do_normalize={section.get('do_normalize')!r} is not implemented: it "
-                "must be false, because the model itself normalises pixels"
-            )
-        model = {"do_normalize": True, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
+        if section.get("image_processor_type") != PIL_TRANSFORMS:  # those of timm normalise pixels
+            if section.get("do_normalize", True):
+                raise ValueError(
+                    f"{label}: do_normalize={section.get('do_normalize')!r} is not implemented: it "
+                    "must be false, because the model itself normalises pixels"
+                )
+            model = {"do_normalize": True, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
+            section = {**section, **model}
         size = {"shortest_edge": 224}
         return self._follow(
-            *(label, {**section, **model}, CLIP_MEAN, CLIP_STD),
+            *(label, section, CLIP_MEAN, CLIP_STD),
             resample="bicubic",
             size=size,
             crops=True,

@@ -192,25 +192,41 @@ def _processor_of(config: JsonObject) -> JsonDict | None:
     return timm_processor(config)
 
 
+_TIMM_IMAGES = {
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "crop_pct": 0.875,
+}
+"""The defaults of ``resolve_data_config`` of timm 1.0.31 for what ``pretrained_cfg`` lacks."""
+
+
 def timm_processor(config: JsonObject) -> JsonDict | None:
     """Return the processor file that says what ``pretrained_cfg`` of a timm config does.
 
+    A value that the config lacks is timm's default.
+
     Raises:
-        ValueError: a size that is not that of a square.
+        ValueError: a size that is not that of a square, or a way to crop that is not implemented.
     """
-    images = config.get("pretrained_cfg")
-    if not isinstance(images, Mapping) or "input_size" not in images:
+    given = config.get("pretrained_cfg")
+    if not isinstance(given, Mapping) or "input_size" not in given:
         return None
-    sizes = read_indices(images, "input_size", ())
+    images = {**_TIMM_IMAGES, **{name: value for name, value in given.items() if value is not None}}
+    sizes = read_indices(given, "input_size", ())
     if len(sizes) != 3 or sizes[1] != sizes[2]:
         raise ValueError(
-            f"config field input_size={images['input_size']!r}: must be the number of channels and "
+            f"config field input_size={given['input_size']!r}: must be the number of channels and "
             "two equal sides, such as [3, 224, 224]"
         )
     side = sizes[2]
-    short = int(side / read_ratio(images, "crop_pct", default=1.0))
-    squashed = images.get("crop_mode") == "squash" and short == side
-    return _transforms(images, None if squashed else short, side)
+    short = int(side / read_ratio(images, "crop_pct", default=0.875))
+    mode = images.get("crop_mode")
+    if mode == "border" or (mode == "squash" and short != side):
+        raise ValueError(
+            f"config field crop_mode={mode!r} with crop_pct={images['crop_pct']!r} is not "
+            'implemented: it must be "center", or "squash" with 1.0'
+        )
+    return _transforms(images, None if mode == "squash" else short, side)
 
 
 def _transforms(images: JsonObject, short_side: int | None, side: int) -> JsonDict:

@@ -189,12 +189,6 @@ def _fields_of_class(section: JsonObject) -> JsonDict:
     }
 
 
-def _processor_of(config: JsonObject) -> JsonDict | None:
-    """Return the processor file that a config of timm describes; the model normalises pixels."""
-    section = timm_processor(config)
-    return None if section is None else {**section, "do_normalize": False}
-
-
 _CLASS = TransformersClass(
     "radio",
     "RadioModel",
@@ -224,7 +218,7 @@ C_RADIO = Family(
         )
         for size in sizes
     },
-    processor_of=_processor_of,
+    processor_of=timm_processor,
     without=("mlp1.1.weight", "multi_modal_projector.linear_1.weight"),
 )
 

@@ -34,8 +34,9 @@ NAMES = {
         {"input_size": (3, 112, 112), "crop_pct": 0.9},
         {"input_size": (3, 112, 112), "interpolation": "bilinear"},
         {"input_size": (3, 112, 112), "crop_mode": "squash"},
+        dict.fromkeys(("crop_pct", "crop_mode", "mean", "std", "interpolation")),
     ],
-    ids=["published", "crop", "bilinear", "squash"],
+    ids=["published", "crop", "bilinear", "squash", "nothing"],
 )
 def test_images_of_timms_checkpoints_are_those_of_its_transforms(
     family: str, change: dict[str, Any]
@@ -53,6 +54,13 @@ def test_images_of_timms_checkpoints_are_those_of_its_transforms(
     made = rearrange(inputs.pixel_values, pattern, h=h, w=w, p=patch, q=patch)
     cut = wanted[:, :, : h * patch, : w * patch]
     torch.testing.assert_close(made, cut, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("crop", [{"crop_mode": "border"}, {"crop_mode": "squash"}], ids=str)
+def test_a_crop_of_timm_that_is_not_implemented_is_an_error(crop: dict[str, Any]) -> None:
+    describe: Any = FAMILIES["dinov2"].processor_of
+    with pytest.raises(ValueError, match=r"crop_mode=.* with crop_pct=0.9 is not implemented"):
+        describe({"pretrained_cfg": {"input_size": [3, 224, 224], "crop_pct": 0.9, **crop}})
 
 
 @pytest.mark.parametrize("size", [None, [], [3, 224], [3, 224, 112]])
