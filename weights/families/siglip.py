@@ -72,6 +72,7 @@ _GEMMA3 = Layout(
     prefixes=(
         Prefix("", "vision_tower.vision_model."),  # google/gemma-3-*
         Prefix("model.", "vision_tower.vision_model."),
+        Prefix("", "vision_tower."),  # as transformers 5.23.0 saves it
         Prefix("model.", "vision_tower."),  # ``Gemma3Model`` of transformers 5.23.0
         Prefix("", ""),
     ),

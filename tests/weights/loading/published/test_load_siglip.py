@@ -73,7 +73,9 @@ def test_a_sparse_config_is_filled_from_shapes_except_the_heads(folder: Path, ki
         load_encoder(folder)
 
 
-@pytest.mark.parametrize("prefix", ["model.vision_tower.", "model.vision_tower.vision_model."])
+@pytest.mark.parametrize(
+    "prefix", ["vision_tower.", "model.vision_tower.", "model.vision_tower.vision_model."]
+)
 def test_gemma_as_transformers_saves_it_loads(tmp_path: Path, prefix: str) -> None:
     folder = write_seeded_checkpoint(tmp_path / "old", "gemma3", width=64)
     new = write_seeded_checkpoint(tmp_path / "new", "gemma3", width=64, prefix=prefix)
