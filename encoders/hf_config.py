@@ -19,6 +19,11 @@ def find_section(config: Mapping[str, object], *names: str) -> Mapping[str, obje
     return config
 
 
+def find_type(config: Mapping[str, object], section: Mapping[str, object]) -> str:
+    """Return the model type of the tower's ``section``, else of the whole ``config``, else ""."""
+    return str(section.get("model_type") or config.get("model_type") or "")
+
+
 def read_field(section: Mapping[str, object], *names: str, default: object = None) -> object:
     """Return the value in ``section`` under one of ``names`` (aliases), or ``default``.
 
@@ -40,6 +45,14 @@ def read_field(section: Mapping[str, object], *names: str, default: object = Non
     return default
 
 
+def _bad_value(
+    section: Mapping[str, object], names: tuple[str, ...], value: object, rule: str
+) -> ValueError:
+    """Return the error for a value that breaks ``rule``, by the one of ``names`` that is there."""
+    name = next((name for name in names if section.get(name) is not None), names[0])
+    return ValueError(f"config field {name}={value!r}: must be {rule}")
+
+
 def read_size(
     section: Mapping[str, object], *names: str, default: object = None, limit: int = 1 << 20
 ) -> int:
@@ -48,7 +61,7 @@ def read_size(
     if isinstance(value, (list, tuple)) and value and value.count(value[0]) == len(value):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
-        raise ValueError(f"config field {names[0]}={value!r}: must be an integer from 1 to {limit}")
+        raise _bad_value(section, names, value, f"an integer from 1 to {limit}")
     return value
 
 
@@ -78,7 +91,7 @@ def read_layer(section: Mapping[str, object], *names: str, default: int) -> int:
     """
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"config field {names[0]}={value!r}: must be an integer")
+        raise _bad_value(section, names, value, "an integer")
     return value
 
 
@@ -86,7 +99,7 @@ def read_flag(section: Mapping[str, object], *names: str, default: bool) -> bool
     """Return the boolean under one of ``names`` (aliases), or ``default``."""
     value = read_field(section, *names, default=default)
     if not isinstance(value, bool):
-        raise ValueError(f"config field {names[0]}={value!r}: must be true or false")
+        raise _bad_value(section, names, value, "true or false")
     return value
 
 
@@ -94,7 +107,7 @@ def read_epsilon(section: Mapping[str, object], *names: str, default: float | No
     """Return the epsilon of a norm under one of ``names``, 1e-12 to 1: 0 could divide by 0."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-12 <= value <= 1:
-        raise ValueError(f"config field {names[0]}={value!r}: must be a number from 1e-12 to 1")
+        raise _bad_value(section, names, value, "a number from 1e-12 to 1")
     return float(value)
 
 
@@ -102,9 +115,7 @@ def read_ratio(section: Mapping[str, object], *names: str, default: float) -> fl
     """Return a number above 0 and up to 64, such as ``mlp_ratio``, under one of ``names``."""
     value = read_field(section, *names, default=default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 64:
-        raise ValueError(
-            f"config field {names[0]}={value!r}: must be a number above 0 and at most 64"
-        )
+        raise _bad_value(section, names, value, "a number above 0 and at most 64")
     return float(value)
 
 
@@ -117,8 +128,8 @@ def read_rope_theta(section: Mapping[str, object]) -> float:
         ValueError: a number out of range, or a kind of rotary positions that is not supported.
     """
     require_value(section, "head_dim", None)  # angles are for hidden_size / num_heads columns
-    name = "rope_scaling" if section.get("rope_scaling") else "rope_parameters"
-    rope = section.get(name) or {}
+    name = "rope_parameters" if section.get("rope_scaling") in (None, {}) else "rope_scaling"
+    rope = {} if section.get(name) is None else section[name]
     if not isinstance(rope, Mapping):
         raise ValueError(f"config field {name}={rope!r}: must be an object with rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))

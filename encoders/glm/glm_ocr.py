@@ -36,6 +36,7 @@ from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
+    find_type,
     read_epsilon,
     read_ratio,
     read_rope_theta,
@@ -101,7 +102,7 @@ class GlmOCRConfig:
         width = read_size(vision, "out_hidden_size", default=1536)
         channels = read_size(vision, "in_channels", default=3)
         merger, limit = width * channels, None
-        kind = str(vision.get("model_type", config.get("model_type", "")))
+        kind = find_type(config, vision)
         if kind.startswith("glm5_next") or (not kind and "swiglu_limit" in vision):
             merger = read_size(vision, "projection_intermediate_size", default=10240)
             limit = read_ratio(vision, "swiglu_limit", default=10)

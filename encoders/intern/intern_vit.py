@@ -39,6 +39,7 @@ from ..block_parts import BlockParts, plain_parts
 from ..data import EncoderOutput, GridLike, Metadata
 from ..hf_config import (
     find_section,
+    find_type,
     read_choice,
     read_epsilon,
     read_flag,
@@ -56,7 +57,7 @@ from ..layers.segments import TileSegments
 if TYPE_CHECKING:
     from ..contract import Preprocessor
 
-_CONVERTED = ("internvl_vision", "interns1_vision")
+_CONVERTED = ("internvl", "internvl_vision", "interns1", "interns1_vision")
 """Values of ``model_type`` in configs with the names and defaults of transformers' classes."""
 
 
@@ -106,8 +107,8 @@ class InternViTConfig:
         """
         vision = find_section(config, "vision_config")
         chat = "vision_config" in config
-        kind = vision.get("model_type")
-        qianfan = kind == "qianfan_ocr_vision"
+        kind = find_type(config, vision)
+        qianfan = kind in ("qianfan_ocr", "qianfan_ocr_vision")
         converted = qianfan or kind in _CONVERTED or "use_qk_norm" in vision
         require_value(vision, "hidden_act", "gelu")
         require_value(vision, "use_mean_pooling", True)

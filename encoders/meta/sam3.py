@@ -46,6 +46,7 @@ from ..data import (
 from ..hf_config import (
     find_section,
     read_epsilon,
+    read_field,
     read_indices,
     read_rope_theta,
     read_size,
@@ -122,7 +123,7 @@ class Sam3Config:
         require_value(vit, "hidden_act", "gelu")
         require_value(vision, "hidden_act", "gelu")
         require_value(vit, "layer_scale_init_value", None)
-        scales = vision.get("scale_factors") or SCALES
+        scales = read_field(vision, "scale_factors", default=SCALES)
         if not isinstance(scales, list | tuple):
             raise ValueError(f"config field scale_factors={scales!r}: must be a list of numbers")
         return cls(

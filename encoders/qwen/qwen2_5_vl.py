@@ -38,6 +38,7 @@ from ..block_parts import BlockParts
 from ..data import EncoderItemSpec, EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
+    find_type,
     read_indices,
     read_rope_theta,
     read_size,
@@ -114,7 +115,7 @@ class Qwen2_5VLConfig:
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "silu")
         heads = read_size(vision, "num_heads", "num_attention_heads", default=16)
-        grouped = str(vision.get("model_type", "")).startswith("exaone4_5")
+        grouped = find_type(config, vision).startswith("exaone4_5")
         shared = read_size(vision, "num_key_value_heads", default=8 if grouped else heads)
         return cls(
             depth=read_size(vision, "depth", "num_hidden_layers", default=32, limit=1024),

@@ -40,6 +40,7 @@ from ..block_parts import BlockParts
 from ..data import EncoderOutput, Grid, GridLike, Metadata
 from ..hf_config import (
     find_section,
+    find_type,
     read_indices,
     read_rope_theta,
     read_size,
@@ -111,7 +112,7 @@ class Qwen3VLConfig:
         vision = find_section(config, "vision_config", "thinker_config.vision_config")
         require_value(vision, "hidden_act", "gelu_pytorch_tanh")
         require_value(vision, "apply_vit_abs_pos_embed", True)
-        family = str(vision.get("model_type", config.get("model_type", "")))
+        family = find_type(config, vision)
         plain = ("qwen3_5", "qwen3_6", "qwen4_exp", "intern_s2", "interns2")
         deepstack = () if family.startswith(plain) else (8, 16, 24)
         return cls(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from encoders import GlmOCRConfig
 from tests.oracles import BY_FAMILY
@@ -114,6 +114,19 @@ def test_a_missing_key_has_the_default_of_transformers(
             assert {path[-1], ".".join(path[-2:])} & required, path
         else:
             assert ours == wanted, path
+
+
+@pytest.mark.parametrize(("family", "kind", "config"), [*configs()])
+def test_a_section_without_a_model_type_has_the_defaults_of_the_whole_model(
+    family: Family, kind: str, config: Config
+) -> None:
+    theirs = CONFIG_MAPPING[kind].from_dict(deepcopy(config))
+    whole = spelled_out(theirs)
+    sections = type(theirs).sub_configs
+    for path in paths(whole):
+        if len(path) == 2 and sections[path[0]] is not AutoConfig:
+            less = changed(whole, path)
+            assert read(family, changed(less, (path[0], "model_type"))) == read(family, less), path
 
 
 def test_a_limit_alone_tells_that_the_merger_is_glm_5_s() -> None:

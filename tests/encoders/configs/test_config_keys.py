@@ -355,6 +355,15 @@ def test_two_names_of_one_size_may_not_disagree(name: str, changes: Config) -> N
     family.config_class.from_hf(edited(family.config, **same))
 
 
+@pytest.mark.parametrize(
+    ("reads", "name"),
+    [(InternViTConfig, "attention_bias"), (Qwen3VLConfig, "num_attention_heads")],
+)
+def test_a_bad_value_is_reported_by_the_name_that_the_config_has(reads: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='x'"):
+        reads.from_hf({name: "x"})
+
+
 @pytest.mark.parametrize("ratio", ["4", [4], True, -1, 0, 1e9, float("nan")], ids=repr)
 def test_a_ratio_that_makes_no_mlp_is_refused(ratio: Any) -> None:
     with pytest.raises(ValueError, match=r"mlp_ratio=.*must be a number above 0 and at most 64"):

@@ -86,6 +86,8 @@ def test_towers_with_another_theta_match_transformers(
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn' is not impl"),
         ({"rope_scaling": {"type": "mrope"}}, "rope_type='mrope' is not implemented"),
         ({"rope_parameters": [10000.0]}, r"rope_parameters=\[10000.0\]: must be an object"),
+        ({"rope_parameters": False}, "rope_parameters=False: must be an object"),
+        ({"rope_scaling": []}, r"rope_scaling=\[\]: must be an object"),
         ({"rope_theta": 0}, "rope_theta=0: must be a number from 1 to"),
         ({"rope_theta": True}, "rope_theta=True: must be a number from 1 to"),
         ({"rope_theta": "1e4"}, "rope_theta='1e4': must be a number from 1 to"),

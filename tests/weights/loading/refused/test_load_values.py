@@ -49,7 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, function: str) -> list[Any]:
 def test_a_feature_layer_must_be_an_integer(chat: Path, converted: Path, value: Any) -> None:
     for folder, name in ((chat, "select_layer"), (converted, "vision_feature_layer")):
         edit_config(folder, lambda config, name=name: config.update({name: value}))
-        with pytest.raises(CheckpointError, match=r"select_layer=.* must be an integer"):
+        with pytest.raises(CheckpointError, match=rf"{name}=.* must be an integer"):
             load_encoder(folder)
 
 
