@@ -36,7 +36,9 @@ Library: TypeAlias = Literal["torch", "pillow"]
 """The library whose integer arithmetic is followed."""
 Floats: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 _PILLOW_BITS, _MOST_BITS = 22, 22
+"""The bits after the point in Pillow's weights, and the most in torch's."""
 _FIRST_PILLOW_WITH_ORDER = 13
+"""The first version of Pillow that chooses the order of the axes by both sizes."""
 _LOCK = threading.Lock()
 
 

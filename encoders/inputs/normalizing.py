@@ -120,7 +120,7 @@ def finish_path(
         [rows, *row].
     """
     made = [torch.empty(0, *row, dtype=dtype, device=device)] if not parts else []
-    for (mean, std, _), group in groupby(parts, lambda part: (*part[2:], part.pixels.dtype)):
+    for (mean, std, _), group in groupby(parts, lambda x: (x.mean, x.std, x.pixels.dtype)):
         rows = _cut_all([part.pixels for part in group], cut)
         normal = normalize(rows, mean, std, axis, dtype)
         made.append(normal.flatten(1) if len(row) == 1 else normal)

@@ -56,9 +56,9 @@ class _Column(NamedTuple):
     items: list[int]
     """The numbers of the items."""
     rows: list[Tensor]
-    """The tensor of each item, as in :class:`_Group`."""
+    """The tensor of each item: [n, .., D], or [segments, r, D] before the patches."""
     chosen: list[Array | None]
-    """The same."""
+    """The numbers of the rows of each item that are written, int64; None for all."""
 
 
 class _Span(NamedTuple):
@@ -70,7 +70,7 @@ class _Span(NamedTuple):
     all: list[int]
     """Where the rows of each item begin, and the end of the last."""
     written: list[int]
-    """The same among the rows that are written."""
+    """Where the rows of each item that are written begin among all that are, and their end."""
 
 
 class Collector:

@@ -46,8 +46,6 @@ from .workers import Worker
 
 SAMPLED = 16
 """The most images that are read to estimate the disk space of a job that writes all tokens."""
-
-
 TILED = 1536
 """The side in pixels of an image that every tower with an input path "tiles" divides into tiles."""
 
@@ -302,7 +300,8 @@ class Job:
         empty: Mapping[str, Array],
         writer: ShardWriter,
     ) -> None:
-        """Have ``writer`` write shard ``number`` of the next results of the encoder, one per image.
+        """Collect the next results of the encoder, one per image of shard ``number``, and let
+        ``writer`` write them.
 
         If no image of the shard could be encoded, the arrays without rows in ``empty`` are written.
         """
