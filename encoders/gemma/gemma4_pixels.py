@@ -64,10 +64,8 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return replace(self, images=self._read_rules(image_section(files), self.images))
 
     def _with_videos(self, files: ProcessorFiles) -> SoftTokenPreprocessor:
-        entry = video_section(files)
-        if entry is not None and "image_processor_type" in entry[1]:  # it describes images
-            entry = None
-        return replace(self, videos=self._read_rules(entry, self.videos), video_error=None)
+        videos = self._read_rules(video_section(files), self.videos)
+        return replace(self, videos=videos, video_error=None)
 
     def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
         if entry is None:

@@ -239,19 +239,23 @@ def patch_video_rules(
     if entry is None:
         return family
     label, section = entry
-    defaults = _video_defaults(section, family)
+    defaults = _video_defaults(section, family, sizes["temporal_patch_size"])
     if defaults.sampling == "uniform":  # MiniMaxM3VLVideoProcessor reads min_pixels and max_pixels
         section = {name: value for name, value in section.items() if name != "size"}
     return _read_pixel_rules(label, section, defaults, sizes)
 
 
-def _video_defaults(section: Section, family: PixelRules) -> PixelRules:
+def _video_defaults(section: Section, family: PixelRules, frames: int) -> PixelRules:
     """Return the class defaults of the video processor that transformers picks for ``section``.
 
     The class is ``video_processor_type``, else ``image_processor_type`` with "Video" for "Image"
     where such a class exists, else the class of the model. Hence the file of Qwen3-Omni bounds the
     area per frame, although its tower is Qwen3's, and a name that ends in "Fast" has no effect.
+    The bounds of Qwen3-VL's files are those of Cosmos3-Edge's class, whose patches have one frame;
+    ``frames`` is that of the tower.
     """
+    if family == PATCH_RULES["qwen3_vl"][1] and frames > 1:
+        family = QWEN3_VIDEOS
     image_class = str(section.get("image_processor_type") or "")
     name = str(section.get("video_processor_type") or image_class.replace("Image", "Video"))
     return _named_or_own(_VIDEO_CLASSES, name, family)

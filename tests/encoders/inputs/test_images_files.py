@@ -107,6 +107,10 @@ REPOS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "video_preprocessor_config": {"video_processor_type": "Qwen3VLVideoProcessor"},
         },
     ),
+    "Qwen3-VL, a file for videos without class and size": (
+        "qwen3_vl",
+        {"preprocessor_config": QWEN3_IMAGES, "video_preprocessor_config": P16},
+    ),
     "Qwen3-VL, old spelling": (
         "qwen3_vl",
         {"preprocessor_config": {**P16, **CENTRED, "min_pixels": 9000, "max_pixels": 20000,

@@ -139,8 +139,9 @@ def test_files_set_the_tokens_of_images_and_of_frames() -> None:
     }
     inputs = OURS.with_files(files)([Image.new("RGB", (480, 480))], [frames_of(1)])
     assert (inputs.grid_thw.prod(1) // 9).tolist() == [23 * 23, 9 * 14]
-    alone = OURS.with_files({"preprocessor_config": {"max_soft_tokens": 1120, "do_resize": True}})
-    assert alone.images.max_pixels == 1120 * 48**2
+    section = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 1120}
+    alone = OURS.with_files({"preprocessor_config": section})
+    assert alone.images.max_pixels == alone.videos.max_pixels == 1120 * 48**2
 
 
 @pytest.mark.parametrize(
