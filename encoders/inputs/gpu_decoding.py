@@ -101,6 +101,8 @@ class _File:
         """The batch of the file; None before it was decoded, and on the CPU."""
 
 
+ReadFile: TypeAlias = tuple[object, _File | None]
+"""An image, and its JPEG file that waits to be decoded; None for every other image."""
 _Place: TypeAlias = tuple[_File, Tensor]
 """A file, and the memory for its pixels."""
 
@@ -175,7 +177,14 @@ class GpuDecoder:
         Files with errors are left as they are, so that decoding them on the CPU raises the errors;
         so are all files if memory runs out.
         """
-        files = [self._file(image) for image in images]
+        return self.decode_read(self.read_files(images))
+
+    def read_files(self, images: Sequence[object]) -> list[ReadFile]:
+        """Read the JPEG files among ``images``, and return them all for :meth:`decode_read`."""
+        return [self._file(image) for image in images]
+
+    def decode_read(self, files: Sequence[ReadFile]) -> list[object]:
+        """Return what :meth:`decode_files` returns of images that were read."""
         given = [file for _, file in files if file is not None]
         self._waiting.extend(given)
         try:
@@ -193,7 +202,7 @@ class GpuDecoder:
         finally:
             self._forget([file for file in given if not file.done])
 
-    def _file(self, image: object) -> tuple[object, _File | None]:
+    def _file(self, image: object) -> ReadFile:
         """Read a JPEG file that the device is to decode; None for every other image.
 
         The image comes first, in memory if it is an open file that can be read once.

@@ -6,6 +6,7 @@ Where an encoder's pixels are made on its device, images of several turns are re
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -111,8 +112,11 @@ class Preparer:
             except Exception:  # noqa: BLE001  # of one item, or of memory: one by one, others fit
                 return given, NO_RUN
         numbers = [number for number, item in enumerate(given) if _is_file(item)]
+        began = time.perf_counter()
+        files = decoder.read_files([given[number] for number in numbers])
+        self.turns.learn_reading(len(files), time.perf_counter() - began)
         with self.queue.staging():
-            images = decoder.decode_files([given[number] for number in numbers])
+            images = decoder.decode_read(files)
         made = list(given)
         for number, image in zip(numbers, images, strict=True):
             made[number] = image

@@ -24,10 +24,12 @@ _UNKNOWN = 16
 """The most of them while no image was resized with others, so that their sizes are not known. None
 ever is for towers that make several views of an image."""
 _SLOW, _SLOW_PART = 8, 0.4
-"""The most files that a thread takes at once if the CPU decodes them or if they are open files,
-which may lie in a remote store, and the most that those in the hands of all threads make of what
-may be read ahead. The rest is in a batch, or waits for a batch or for an earlier file; with more,
-some threads had no file."""
+"""The most files that a thread takes at once if the CPU decodes them or if reading takes long, and
+the most that those in the hands of all threads make of what may be read ahead. The rest is in a
+batch, or waits for a batch or for an earlier file; with more, some threads had no file."""
+_LONG = 1e-3
+"""The seconds from which on reading a file takes long. In memory or in the system's cache a file is
+read in a twentieth of that, and on a network's disk in a multiple."""
 _FEW_FILES = 128
 """A thread takes such files one by one until so many images were resized: of a few files, each
 thread takes one."""
@@ -48,6 +50,8 @@ class TurnSizes:
         self._quick_tokens, self._slow_tokens = _QUICK_PART * limit, _SLOW_PART * limit / workers
         self._count = self._bytes = self._tokens = 0
         self._lock = threading.Lock()
+        self._reads_long = False
+        """Whether the files that were read last, for a GPU to decode, took long."""
 
     def learn(self, items: Sequence[StreamItem], nbytes: int) -> None:
         """Count images that are to be resized; ``nbytes`` are those of their pixels."""
@@ -57,11 +61,17 @@ class TurnSizes:
             self._bytes += nbytes
             self._tokens += tokens
 
+    def learn_reading(self, count: int, seconds: float) -> None:
+        """Learn how long it took to read so many files for a GPU to decode."""
+        if count:
+            self._reads_long = seconds > count * _LONG
+
     def share(self, given: object) -> float:
         """Return the part of a thread's turn that an item, or a pair (key, item), fills."""
         _, item, _ = unpaired(given)
         count = self._count
-        if (self._resizes and is_rgb_array(item)) or (self._gpu_decodes and _is_at_hand(item)):
+        at_hand = self._gpu_decodes and not self._reads_long and _is_at_hand(item)
+        if at_hand or (self._resizes and is_rgb_array(item)):
             most, most_tokens = _QUICK if count else _UNKNOWN, self._quick_tokens
         elif self._resizes and count > _FEW_FILES and may_be_jpeg(item):
             most, most_tokens = _SLOW, self._slow_tokens

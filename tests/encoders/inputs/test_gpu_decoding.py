@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -357,6 +358,28 @@ def test_all_threads_read_open_files_that_a_device_decodes(
     assert len(list(ENCODER.embed_many(files, decode="gpu", **options))) == 64
     assert sum(codec.calls) == 64
     assert not Remote.four.broken
+
+
+def test_all_threads_read_files_of_a_slow_disk(
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
+    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
+    jpeg_bytes, lock, readers, counts = image_files.jpeg_bytes, threading.Lock(), [0], set[int]()
+
+    def read_late(source: Any) -> bytes | None:
+        with lock:
+            readers[0] += 1
+            counts.add(readers[0])
+        time.sleep(0.01)
+        with lock:
+            readers[0] -= 1
+        return jpeg_bytes(source)
+
+    monkeypatch.setattr(gpu_decoding, "jpeg_bytes", read_late)
+    options: dict[str, Any] = {"workers": 6, "batch_tokens": 1 << 16, "progress": False}
+    assert len(list(ENCODER.embed_many([jpeg((64, 64))] * 100, decode="gpu", **options))) == 100
+    assert max(counts) > 2  # of many files that are read at once, two turns are in hand
 
 
 class Odd:
