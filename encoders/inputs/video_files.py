@@ -147,7 +147,7 @@ class VideoFrames(Sequence[Tensor]):
             raise IndexError(f"frame {index}: {self._name} has {self._count} frames")
         current = self._pass
         if current.decoder is None or number < current.position:
-            current.decoder, current.position = enumerate(self._decode()), -1
+            current.decoder, current.position = enumerate(_decode(self._source, self._name)), -1
         while current.position < number:
             self._advance(current, current.decoder)
         return _turn_upright(current.frame, current.reformatter)
@@ -167,7 +167,7 @@ class VideoFrames(Sequence[Tensor]):
         """Decode all frames; return when they are shown, and their number."""
         starts: list[float | None] = []
         last_seconds = 0.0
-        with self._open() as (container, stream):
+        with _open(self._source, self._name) as (container, stream):
             damage = Damage(stream)
             for packet in container.demux():
                 damage.see(packet)
@@ -192,35 +192,41 @@ class VideoFrames(Sequence[Tensor]):
             warnings.warn(f"{self._name}: is damaged: {problem}", stacklevel=4)
         return read_timing(starts, last_seconds, float(rate) if rate else None), len(starts)
 
-    def _decode(self) -> Iterator[VideoFrame]:
-        with self._open() as (container, stream):
-            for packet in container.demux(stream):
-                yield from _decode_packet(packet)
 
-    @contextmanager
-    def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """Open the file; errors of FFmpeg in the block become a ValueError."""
-        import av
+def _decode(source: Path | bytes, name: str) -> Iterator[VideoFrame]:
+    """Yield the frames of a video file.
 
-        source = self._source
-        if isinstance(source, Path):
-            with prefix_errors(self._name):
-                refuse_address(self._name, "download it and pass the path of the file")
-                require_file(source, "a video file", "clips")
-        file = str(source) if isinstance(source, Path) else io.BytesIO(source)
-        try:
-            with av.open(file, mode="r", options=_OPTIONS) as container:
-                stream = _best_stream(container)
-                if stream is None:
-                    raise ValueError(f"{self._name}: has no video stream; pass a video file")
-                stream.thread_type = "AUTO"
-                yield container, stream
-        except av.FFmpegError as error:
-            raise ValueError(
-                f"{self._name}: cannot be read as a video ({error.strerror}); it is damaged, of a "
-                "format that FFmpeg does not know, or a playlist of other files, which are not "
-                "opened: replace it, or convert it to MP4"
-            ) from error
+    The generator does not refer to the object that holds it: Python then closes the file when the
+    object is dropped, and not when it next looks for cycles, which may be many clips later.
+    """
+    with _open(source, name) as (container, stream):
+        for packet in container.demux(stream):
+            yield from _decode_packet(packet)
+
+
+@contextmanager
+def _open(source: Path | bytes, name: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video file, called ``name`` in errors; those of FFmpeg become a ValueError."""
+    import av
+
+    if isinstance(source, Path):
+        with prefix_errors(name):
+            refuse_address(name, "download it and pass the path of the file")
+            require_file(source, "a video file", "clips")
+    file = str(source) if isinstance(source, Path) else io.BytesIO(source)
+    try:
+        with av.open(file, mode="r", options=_OPTIONS) as container:
+            stream = _best_stream(container)
+            if stream is None:
+                raise ValueError(f"{name}: has no video stream; pass a video file")
+            stream.thread_type = "AUTO"
+            yield container, stream
+    except av.FFmpegError as error:
+        raise ValueError(
+            f"{name}: cannot be read as a video ({error.strerror}); it is damaged, of a "
+            "format that FFmpeg does not know, or a playlist of other files, which are not "
+            "opened: replace it, or convert it to MP4"
+        ) from error
 
 
 def _read_all(source: FileLike) -> bytes:

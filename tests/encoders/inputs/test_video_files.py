@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import pickle
 import struct
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from operator import getitem
 from pathlib import Path
@@ -54,6 +56,19 @@ def test_frames_do_not_depend_on_the_order_of_reading(tmp_path: Path) -> None:
     assert_all_equal(frames[1:6:2], forward[1:6:2])
     with pytest.raises(IndexError, match="has 7 frames"):
         frames[7]
+
+
+def test_a_video_that_is_dropped_closes_its_file_at_once(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
+    gc.disable()
+    try:
+        frames = read_video(tmp_path / "clip.mp4").frames
+        frames[2]
+        dropped = weakref.ref(frames)
+        del frames
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 def test_sampling_a_file_keeps_only_the_sampled_frames(
