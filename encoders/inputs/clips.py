@@ -15,6 +15,7 @@ from .decoders import DecoderFrames, DecordReader, TorchcodecDecoder
 from .gpu_decoding import DeviceImage
 from .image_files import FileLike, Readable, prefix_errors
 from .intake import (
+    AnyArray,
     ImageLike,
     Video,
     VideoLike,
@@ -197,8 +198,19 @@ def _read_video(video: object, choose: ChooseFrames) -> list[Tensor]:
             f"has {len(times)} times for {len(frames)} frames: pass one per frame, in seconds and "
             "in ascending order, or none"
         )
+    try:
+        return _read_frames(frames, choose(len(frames), source_fps=fps, times=times))
+    finally:
+        if isinstance(frames, VideoFrames):
+            frames.close()  # the caller may hold thousands of videos
+
+
+def _read_frames(
+    frames: Sequence[ImageLike] | AnyArray | Tensor, numbers: Sequence[int]
+) -> list[Tensor]:
+    """Convert frames by their numbers; they must have one size."""
     pixels: list[Tensor] = []
-    for number in choose(len(frames), source_fps=fps, times=times):
+    for number in numbers:
         with prefix_errors(f"frame {number}"):
             frame = to_rgb(frames[number])
             if pixels and frame.shape != pixels[0].shape:

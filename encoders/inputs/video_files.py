@@ -152,6 +152,11 @@ class VideoFrames(Sequence[Tensor]):
             self._advance(current, current.decoder)
         return _turn_upright(current.frame, current.reformatter)
 
+    def close(self) -> None:
+        """Close the file in this thread; a frame that is indexed later opens it again."""
+        for name in ("decoder", "position", "frame"):
+            vars(self._pass).pop(name, None)
+
     def _advance(self, current: _Pass, decoder: Iterator[tuple[int, VideoFrame]]) -> None:
         current.decoder = None  # a decoder that raises cannot be used again
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
+import os
 import pickle
 import struct
 import weakref
@@ -69,6 +70,16 @@ def test_a_video_that_is_dropped_closes_its_file_at_once(tmp_path: Path) -> None
         assert dropped() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts Linux' open files")
+def test_videos_that_were_preprocessed_hold_no_open_files(tmp_path: Path) -> None:
+    write_video(tmp_path / "clip.mp4", moving_square(7), 12)
+    clips = [read_video(tmp_path / "clip.mp4") for _ in range(3)]
+    before = set(os.listdir("/proc/self/fd"))
+    first, again = (QWEN3(videos=clips).pixel_values for _ in range(2))
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert torch.equal(first, again)
 
 
 def test_sampling_a_file_keeps_only_the_sampled_frames(
