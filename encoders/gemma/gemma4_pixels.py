@@ -61,13 +61,17 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         return cls(patch_size, 1, 1, images, videos, channels_last=True, pool=pool)
 
     def _with_images(self, files: ProcessorFiles) -> SoftTokenPreprocessor:
-        return replace(self, images=self._read_rules(image_section(files), self.images))
+        images = self._read_rules(image_section(files), self.images, normalizes=False)
+        return replace(self, images=images)
 
     def _with_videos(self, files: ProcessorFiles) -> SoftTokenPreprocessor:
-        videos = self._read_rules(video_section(files), self.videos)
+        videos = self._read_rules(video_section(files), self.videos, normalizes=True)
         return replace(self, videos=videos, video_error=None)
 
-    def _read_rules(self, entry: tuple[str, Section] | None, rules: PixelRules) -> PixelRules:
+    def _read_rules(
+        self, entry: tuple[str, Section] | None, rules: PixelRules, *, normalizes: bool
+    ) -> PixelRules:
+        """Return the rules that a section sets; ``normalizes`` is its class's ``do_normalize``."""
         if entry is None:
             return rules
         label, section = entry
@@ -75,7 +79,8 @@ class SoftTokenPreprocessor(PatchPreprocessor):
         require_supported(label, section, {"do_normalize": section.get("do_normalize"), **sizes})
         check_rescale(label, section)
         plain = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-        if section.get("do_normalize") and read_mean_std(label, section, *plain) != plain:
+        normalizes = bool(section.get("do_normalize", normalizes))
+        if normalizes and read_mean_std(label, section, *plain) != plain:
             raise ValueError(
                 f"{label}: image_mean and image_std are not implemented: the tower takes pixels "
                 "from 0 to 1, mean 0 and std 1"

@@ -142,6 +142,10 @@ def test_files_set_the_tokens_of_images_and_of_frames() -> None:
     section = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 1120}
     alone = OURS.with_files({"preprocessor_config": section})
     assert alone.images.max_pixels == alone.videos.max_pixels == 1120 * 48**2
+    colours = OURS.with_files({"preprocessor_config": {"image_mean": 0.5}})
+    assert colours.images == OURS.images  # only the class for videos normalises without being told
+    with pytest.raises(ValueError, match="image_mean and image_std are not implemented"):
+        colours(videos=[frames_of(1)])
 
 
 @pytest.mark.parametrize(
