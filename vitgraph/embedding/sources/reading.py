@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ...fetching import Fetcher, is_url
 from .files import is_remote, path_beside, read_file, require_version
-from .tables import DATASET, DataSet, ParquetTable
+from .tables import DATASET, DataSet, ParquetTable, RowGroups
 from .tars import NOWHERE, read_sparse
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ImageReader:
     def __init__(self, options: SourceOptions, keyed: bool = False) -> None:
         self.options, self.keyed = options, keyed
         self.keys: dict[File, str] = {}
-        self._opened_table = lru_cache(maxsize=16)(self._open_table)
+        self._opened_table = lru_cache(maxsize=16)(partial(_open_table, options, RowGroups()))
 
     def item(self, file: File) -> ItemLike:
         """Return an image or a clip for ``encode_many``; its bytes are read when it is decoded."""
@@ -159,12 +159,6 @@ class ImageReader:
         versions = enumerate((file.path, file.version) for file in files)
         return {index: errors[tar] for index, tar in versions if tar in errors}
 
-    def _open_table(self, path: str, version: str) -> ParquetTable | DataSet:
-        column, subset, split, *_ = self.options
-        if path.startswith(DATASET) and not path.endswith(".parquet"):
-            return DataSet(path.removeprefix(DATASET), version, column, subset, split)
-        return ParquetTable(path, version, column)
-
     def _read_cell(self, cell: object, folders: tuple[str, ...]) -> bytes:
         url = url_in(cell)
         if url is not None:
@@ -194,6 +188,15 @@ class ImageReader:
     @cached_property
     def _fetcher(self) -> Fetcher:
         return Fetcher()
+
+
+def _open_table(
+    options: SourceOptions, groups: RowGroups, path: str, version: str
+) -> ParquetTable | DataSet:
+    column, subset, split, *_ = options
+    if path.startswith(DATASET) and not path.endswith(".parquet"):
+        return DataSet(path.removeprefix(DATASET), version, column, subset, split)
+    return ParquetTable(path, version, column, groups)
 
 
 def _is_unchecked(file: File) -> bool:

@@ -7,8 +7,8 @@ import posixpath
 import re
 import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -24,10 +24,55 @@ if TYPE_CHECKING:
 DATASET = "hf://datasets/"
 """The beginning of the address of a dataset of the Hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_FEWEST_GROUPS, _GROUP_BYTES = 4, 1 << 28
+"""The row groups that are kept in memory whatever their size, and the bytes of more."""
+
+
+class RowGroups:
+    """The row groups of all tables of a reader that were read last.
+
+    There are at least four, as threads read rows of several at once, and more while all of them
+    have 256 MiB at most.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, str, int], arrow.ChunkedArray] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def read(self, path: str, version: str, column: str, group: int) -> arrow.ChunkedArray:
+        """Return the cells of a column in a row group, counted from 0, of a parquet file.
+
+        Raises:
+            OSError: the file cannot be read, or has changed.
+        """
+        key = path, version, column, group
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        cells = _read_group(*key)
+        with self._lock:
+            if key not in self._kept:  # another thread may have read it
+                self._kept[key] = cells
+                self._bytes += cells.nbytes
+            while len(self._kept) > _FEWEST_GROUPS and self._bytes > _GROUP_BYTES:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return cells
+
+
+def _read_group(path: str, version: str, column: str, group: int) -> arrow.ChunkedArray:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with open_file(path, version) as file, parquet.ParquetFile(file) as table:
+            return table.read_row_group(group, columns=[column])[column]
+    except ArrowException as error:
+        raise OSError(f"{path}: cannot be read ({error})") from error
 
 
 class ParquetTable:
-    """A column of images in a parquet file, local or remote; four row groups are kept in memory.
+    """A column of images in a parquet file, local or remote.
 
     Args:
         path: path or address of the file.
@@ -35,13 +80,16 @@ class ParquetTable:
             file; empty checks nothing.
         column: name of the column. Its cells are bytes, paths relative to the file's folder, or
             dicts with the keys "bytes" and "path", as the ``datasets`` package writes them.
+        groups: keeps row groups for several tables; None keeps those of this one.
 
     Raises:
         ValueError: the file is no parquet file, or has no such column.
         OSError: the file cannot be read, or has changed.
     """
 
-    def __init__(self, path: str, version: str, column: str) -> None:
+    def __init__(
+        self, path: str, version: str, column: str, groups: RowGroups | None = None
+    ) -> None:
         require_pyarrow()
         from pyarrow import ArrowException, parquet
 
@@ -50,16 +98,16 @@ class ParquetTable:
         """The only folder in which files named in cells may lie; their names are relative to it."""
         try:
             with open_file(path, version) as file, parquet.ParquetFile(file) as table:
-                groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
+                counts = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
                 schema = table.schema_arrow
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path}: cannot be read as a parquet file ({error})") from error
         require_column(path, column, schema.names)
         self.holds_text = "string" in str(schema.field(column).type)
         """Whether a table cell may hold a path or a URL."""
-        self._ends = list(accumulate(groups))
+        self._ends = list(accumulate(counts))
         self._lock = threading.Lock()
-        self._group = lru_cache(maxsize=4)(self._read_group)
+        self._groups = RowGroups() if groups is None else groups
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -72,17 +120,8 @@ class ParquetTable:
         """
         group = bisect_right(self._ends, row)
         with self._lock:
-            column = self._group(group)
-        return column[row - (self._ends[group - 1] if group else 0)].as_py()
-
-    def _read_group(self, group: int) -> arrow.ChunkedArray:
-        from pyarrow import ArrowException, parquet
-
-        try:
-            with open_file(self.path, self.version) as file, parquet.ParquetFile(file) as table:
-                return table.read_row_group(group, columns=[self.column])[self.column]
-        except ArrowException as error:
-            raise OSError(f"{self.path}: cannot be read ({error})") from error
+            cells = self._groups.read(self.path, self.version, self.column, group)
+        return cells[row - (self._ends[group - 1] if group else 0)].as_py()
 
 
 class DataSet:

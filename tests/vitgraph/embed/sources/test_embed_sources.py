@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import tarfile
@@ -17,7 +18,8 @@ import pytest
 from tests.support.commands.embed_jobs import find_files, run_job
 from tests.support.photographs import china
 from vitgraph.cli import main
-from vitgraph.embedding.sources.reading import ImageReader, SourceOptions
+from vitgraph.embedding.sources import tables
+from vitgraph.embedding.sources.reading import File, ImageReader, SourceOptions
 from vitgraph.features import load_embeddings
 
 read = ImageReader(SourceOptions()).read
@@ -169,6 +171,27 @@ def test_a_truncated_tar_file_is_refused(tmp_path: Path, cut: int) -> None:
 
 
 # --- parquet --------------------------------------------------------------------------------------
+
+
+def test_a_reader_keeps_few_row_groups_of_many_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables, "_GROUP_BYTES", 1 << 20)
+    for number in range(12):
+        cells = [bytes([number, row]) * 250_000 for row in range(4)]
+        write_parquet(tmp_path / f"{number}.parquet", "image", cells)
+    reader, before = ImageReader(SourceOptions()), arrow.total_allocated_bytes()
+    gc.disable()
+    try:
+        for number in range(12):
+            for row in range(4):
+                path = tmp_path / f"{number}.parquet"
+                file = File("", str(path), kind="row", position=row)
+                assert reader.read(file) == bytes([number, row]) * 250_000
+        assert arrow.total_allocated_bytes() - before < 5 * 1_100_000
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["bytes", "struct", "path"])
