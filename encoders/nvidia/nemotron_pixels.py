@@ -102,13 +102,14 @@ class NemotronPreprocessor(PatchPreprocessor):
                 ("max_num_patches", own.max_pixels),
             )
         )
+        high = max(low, high)
         tokens = read_positive(label, "max_model_len", section.get("max_model_len"), 16384)
         if 4 * (tokens - 4) < high:
             raise ValueError(
                 f"{label}: max_model_len={tokens} is not implemented: it must hold the tokens of "
                 f"max_num_patches={high}"
             )
-        mean, std = _read_colours(label, section)
+        mean, std = _read_colours(label, section, "image", "norm")
         return replace(self, images=PixelRules(low * area, high * area, mean, std))
 
     def _with_videos(self, files: ProcessorFiles) -> NemotronPreprocessor:
@@ -121,7 +122,7 @@ class NemotronPreprocessor(PatchPreprocessor):
         target = section.get("video_target_num_patches")
         default, most = own.max_pixels // area, MOST_PIXELS // area
         patches = read_positive(label, "video_target_num_patches", target, default, most)
-        mean, std = _read_colours(label, section)
+        mean, std = _read_colours(label, section, "norm", "image")
         videos = replace(own, max_pixels=patches * area, mean=mean, std=std)
         keeps_shape = bool(section.get("video_maintain_aspect_ratio", self.keeps_shape))
         return replace(self, videos=videos, keeps_shape=keeps_shape, video_error=None)
@@ -131,8 +132,9 @@ class NemotronPreprocessor(PatchPreprocessor):
         area = self.patch_size**2
         low, high = rules.min_pixels // area, rules.max_pixels // area
         if rules.sampling == self.videos.sampling:
-            size = (height, width) if self.keeps_shape else (1, 1)
-            return len(frames) // rules.joined_frames, *even_grid_near(*size, high)
+            side = max(math.isqrt(high) // 2 * 2, 2)
+            grid = even_grid_near(height, width, high) if self.keeps_shape else (side, side)
+            return len(frames) // rules.joined_frames, *grid
         return 1, *even_grid(height / self.patch_size, width / self.patch_size, low, high)
 
     def finish(
@@ -206,7 +208,7 @@ class NemotronTilesPreprocessor(OnePathViews, ClipViewPreprocessor):
         require_supported(label, section, {"downsample_ratio": 0.5})
         check_sizes(label, section, {"patch_size": self.patch_size, "image_size": self.image_size})
         most = read_positive(label, "max_num_tiles", section.get("max_num_tiles"), 12, MOST_TILES)
-        mean, std = _read_colours(label, section)
+        mean, std = _read_colours(label, section, "norm", "image")
         thumbnail = bool(section.get("use_thumbnail", self.use_thumbnail))
         return replace(self, mean=mean, std=std, max_tiles=most, use_thumbnail=thumbnail)
 
@@ -267,14 +269,22 @@ def even_grid_near(height: int, width: int, patches: int) -> tuple[int, int]:
     return max(rows - rows % 2, 2), max(columns - columns % 2, 2)
 
 
-def _read_colours(label: str, section: Section) -> tuple[PerChannel, PerChannel]:
-    """Return mean and standard deviation in a processor file, by NVIDIA's names or the usual."""
-    section = {
-        **section,
-        "image_mean": section.get("norm_mean", section.get("image_mean")),
-        "image_std": section.get("norm_std", section.get("image_std")),
+def _read_colours(
+    label: str, section: Section, first: str, second: str
+) -> tuple[PerChannel, PerChannel]:
+    """Return mean and standard deviation in a processor file.
+
+    Args:
+        label: name of the section in errors.
+        section: a section of a processor file.
+        first: how the names begin that are read, "image" or NVIDIA's own "norm".
+        second: how the names begin that are read if the section has none of the first.
+    """
+    colours = {
+        f"image_{kind}": section.get(f"{first}_{kind}", section.get(f"{second}_{kind}"))
+        for kind in ("mean", "std")
     }
-    return read_mean_std(label, section, CLIP_MEAN, CLIP_STD)
+    return read_mean_std(label, {**section, **colours}, CLIP_MEAN, CLIP_STD)
 
 
 def even_grid(height: float, width: float, low: int, high: int) -> tuple[int, int]:

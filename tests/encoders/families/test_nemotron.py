@@ -149,8 +149,12 @@ def test_pixels_of_clips_are_those_of_omni_s_processor() -> None:
         rows = frames.view(t, 2, 3, h, 16, w, 16).permute(0, 3, 5, 1, 2, 4, 6).reshape(-1, 1536)
         torch.testing.assert_close(got.pixel_values[:, 768:], rows, rtol=0, atol=1e-5)
     rng = random.Random(0)
-    for keeps in (True, False):
-        change = {**FILE, "video_maintain_aspect_ratio": keeps}
+    for keeps, most in ((True, 1024), (False, 1024), (False, 15), (False, 3)):
+        change = {
+            **FILE,
+            "video_maintain_aspect_ratio": keeps,
+            "video_target_num_patches": most,
+        }
         processor = theirs.NemotronH_Omni_Reasoning_V3VideoProcessor(**change)
         own = NemotronPreprocessor.nemotron(16).with_files({"preprocessor_config": change})
         for _ in range(100):
@@ -327,6 +331,29 @@ def test_pixels_of_omni_are_those_of_its_processor() -> None:
         height, width = rng.randint(1, 4000), rng.randint(1, 4000)
         grid = theirs.get_patch_grid_size(height, width, 16, 2, 1024, 13312)
         assert even_grid(height / 16, width / 16, 1024, 13312) == grid
+
+
+@needs(*OLDER)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"min_num_patches": 256, "max_num_patches": 64},
+        {"min_num_patches": 64, "max_num_patches": 256, "image_mean": [0.1, 0.2, 0.3]},
+    ],
+    ids=["contradiction", "mean"],
+)
+def test_values_of_omni_s_file_that_disagree_are_read_as_in_its_processor(
+    change: dict[str, Any],
+) -> None:
+    from transformers.models.nemotron_h_omni import image_processing_nemotron_h_omni as theirs
+
+    processor: Any = theirs.NemotronH_Omni_Reasoning_V3ImageProcessor(**FILE, **change)
+    wanted = processor([PHOTO], return_tensors="pt")
+    section = {**FILE, **change}
+    got = NemotronPreprocessor.nemotron(16).with_files({"preprocessor_config": section})([PHOTO])
+    assert torch.equal(got.grid_thw[:, 1:], wanted["image_grid_hw"])
+    rows = got.pixel_values[:, :768]
+    torch.testing.assert_close(rows, wanted["pixel_values"], rtol=0, atol=1e-5)
 
 
 def test_the_files_of_the_repos_set_the_defaults() -> None:
