@@ -106,7 +106,8 @@ class HunyuanVLConfig:
         require_value(vision, "spatial_merge_size", 2)
         require_value(vision, "temporal_patch_size", 1)
         width = read_size(vision, "hidden_size", default=1152)
-        heads = read_size(vision, "num_attention_heads", default=16 if width == 1152 else None)
+        usual = 16 if width == 1152 else None
+        heads = read_size(vision, "num_attention_heads", "attention_heads", default=usual)
         require_value(vision, "head_dim", width // heads)
         if vision is config:  # the tower alone
             out = read_size(vision, "text_hidden_size", default=3072)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLVisionConfig
 from transformers.models.hunyuan_vl.image_processing_hunyuan_vl import HunYuanVLImageProcessor
 
 from encoders import HunyuanVLConfig, HunyuanVLEncoder
@@ -162,6 +163,14 @@ def test_the_separator_that_no_forward_reads_is_ignored_by_name(folder: Path) ->
     whole = load_encoder(folder)
     edit_tensors(folder, lambda t: t.update({"vit.perceive.image_sep": torch.zeros(96)}))
     assert same_weights(load_encoder(folder), whole)
+
+
+def test_the_aliases_of_transformers_are_followed() -> None:
+    fields = {"attention_heads": 8, "layer_norm_eps": 1e-3}
+    theirs = HunYuanVLVisionConfig.from_dict(dict(fields))
+    ours = HunyuanVLConfig.from_hf({"vision_config": fields, "text_config": {"hidden_size": 64}})
+    assert ours.num_heads == theirs.num_attention_heads == 8
+    assert ours.layer_norm_eps == theirs.rms_norm_eps == 1e-3
 
 
 @pytest.mark.parametrize(
