@@ -5,7 +5,6 @@ Where an encoder's pixels are made on its device, images of several turns are re
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -35,7 +34,7 @@ from .device import DeviceQueue
 from .group_resizing import MOST_BYTES, GroupResizer, WaitingImages
 from .item_errors import FAILURES, kept, without_item_name
 from .stream_item import Known, StreamItem, unpaired
-from .turns import TurnSizes
+from .turns import TurnSizes, is_file
 
 _KNOWN_SIZES = 4096
 """The most sizes of images whose plans a stream keeps."""
@@ -111,7 +110,7 @@ class Preparer:
                 return decode_jpegs(given)
             except Exception:  # noqa: BLE001  # of one item, or of memory: one by one, others fit
                 return given, NO_RUN
-        numbers = [number for number, item in enumerate(given) if _is_file(item)]
+        numbers = [number for number, item in enumerate(given) if is_file(item)]
         began = time.perf_counter()
         files = decoder.read_files([given[number] for number in numbers])
         self.turns.learn_reading(len(files), time.perf_counter() - began)
@@ -223,12 +222,6 @@ class Preparer:
         waiting = WaitingImages(items, plans, pixels)
         self.turns.learn(items, waiting.nbytes)
         self.resizer.add(waiting)
-
-
-def _is_file(item: object) -> bool:
-    """Return whether an item is a path, bytes or an open file, without running its own code."""
-    is_open = callable(getattr(type(item), "read", None))
-    return is_open or isinstance(item, str | os.PathLike | bytes)
 
 
 def _as_tensor(rows: Tensor | AnyArray) -> Tensor:

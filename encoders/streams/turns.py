@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from io import BytesIO
 
 from ..inputs.gpu_decoding import Decode
 from ..inputs.image_files import may_be_jpeg
@@ -29,7 +28,7 @@ the most that those in the hands of all threads make of what may be read ahead. 
 batch, or waits for a batch or for an earlier file; with more, some threads had no file."""
 _LONG = 1e-3
 """The seconds from which on reading a file takes long. In memory or in the system's cache a file is
-read in a twentieth of that, and on a network's disk in a multiple."""
+read in a twentieth of that, and on a network's disk or in a remote store in a multiple."""
 _FEW_FILES = 128
 """A thread takes such files one by one until so many images were resized: of a few files, each
 thread takes one."""
@@ -70,8 +69,8 @@ class TurnSizes:
         """Return the part of a thread's turn that an item, or a pair (key, item), fills."""
         _, item, _ = unpaired(given)
         count = self._count
-        at_hand = self._gpu_decodes and not self._reads_long and _is_at_hand(item)
-        if at_hand or (self._resizes and is_rgb_array(item)):
+        gpu_decodes = self._gpu_decodes and not self._reads_long and is_file(item)
+        if gpu_decodes or (self._resizes and is_rgb_array(item)):
             most, most_tokens = _QUICK if count else _UNKNOWN, self._quick_tokens
         elif self._resizes and count > _FEW_FILES and may_be_jpeg(item):
             most, most_tokens = _SLOW, self._slow_tokens
@@ -82,6 +81,7 @@ class TurnSizes:
         return max(nbytes / MOST_BYTES, tokens / most_tokens, 1 / most)
 
 
-def _is_at_hand(item: object) -> bool:
-    """Return whether an item is a file that is read without waiting for a network, as a rule."""
-    return isinstance(item, str | os.PathLike | bytes | BytesIO)
+def is_file(item: object) -> bool:
+    """Return whether an item is a path, bytes or an open file, without running its own code."""
+    is_open = callable(getattr(type(item), "read", None))
+    return is_open or isinstance(item, str | os.PathLike | bytes)

@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -327,41 +327,9 @@ def test_a_thread_of_a_stream_decodes_its_files_in_one_call(
                 assert str(got) == str(wanted)
 
 
-class Remote:
-    """An open file of a remote store; the first ones are read when four threads read some."""
-
-    four = threading.Barrier(4)
-    has_begun = False
-
-    def __init__(self, content: bytes) -> None:
-        self.file = io.BytesIO(content)
-
-    def read(self, size: int = -1, /) -> bytes:
-        if not Remote.has_begun:
-            with suppress(threading.BrokenBarrierError):
-                Remote.four.wait(5)
-            Remote.has_begun = True
-        return self.file.read(size)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self.file.seek(offset, whence)
-
-
-def test_all_threads_read_open_files_that_a_device_decodes(
-    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
-    monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
-    monkeypatch.setattr(image_files, "lock_of", lambda file: threading.Lock())  # none is shared
-    files = [Remote(jpeg((64, 64))) for _ in range(64)]
-    options: dict[str, Any] = {"workers": 4, "batch_tokens": 4096, "progress": False}
-    assert len(list(ENCODER.embed_many(files, decode="gpu", **options))) == 64
-    assert sum(codec.calls) == 64
-    assert not Remote.four.broken
-
-
+@pytest.mark.parametrize("kind", [bytes, io.BytesIO])
 def test_all_threads_read_files_of_a_slow_disk(
-    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch
+    codec: FakeCodec, monkeypatch: pytest.MonkeyPatch, kind: Callable[[bytes], Any]
 ) -> None:
     monkeypatch.setattr(gpu_decoding, "check_decode", lambda decode, device: None)
     monkeypatch.setattr(stream, "check_decode", lambda decode, device: None)
@@ -378,7 +346,8 @@ def test_all_threads_read_files_of_a_slow_disk(
 
     monkeypatch.setattr(gpu_decoding, "jpeg_bytes", read_late)
     options: dict[str, Any] = {"workers": 6, "batch_tokens": 1 << 16, "progress": False}
-    assert len(list(ENCODER.embed_many([jpeg((64, 64))] * 100, decode="gpu", **options))) == 100
+    files = [kind(jpeg((64, 64))) for _ in range(100)]
+    assert len(list(ENCODER.embed_many(files, decode="gpu", **options))) == 100
     assert max(counts) > 2  # of many files that are read at once, two turns are in hand
 
 
