@@ -147,11 +147,12 @@ class NavitPreprocessor(PatchPreprocessor):
         """
         size = section.get("size")
         side = section.get("patch_limit_on_one_side")
-        if side is None and isinstance(size, Mapping):
-            side = size.get("max_height")
-            if side is None or size.get("max_width") != side:
+        if side is None and size is not None:
+            sides = size if isinstance(size, Mapping) else {}
+            side = sides.get("max_height")
+            if side is None or sides.get("max_width") != side:
                 raise ValueError(
-                    f"{label}: size={dict(size)} must have max_height and max_width, one number"
+                    f"{label}: size={size!r} must have max_height and max_width, one number"
                 )
         return read_positive(label, "patches of a side", side, self.side_limit, 1 << 14)
 

@@ -155,6 +155,7 @@ def test_files_bound_patches_and_sides() -> None:
         ({"media_proc_cfg": {"in_patch_limit_video": 9}}, "in_patch_limit_video=9"),
         ({"in_token_limit": 4096}, "pad_input must be true"),
         ({"size": {"max_height": 8, "max_width": 4}}, "max_height and max_width, one number"),
+        ({"size": 448}, "max_height and max_width, one number"),
         ({"max_patches": 0}, "max_patches=0 must be a positive integer"),
     ],
 )
