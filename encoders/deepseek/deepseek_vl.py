@@ -109,6 +109,13 @@ class DeepseekVLHybridConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "low", nested_sizes(DeepseekVLConfig, self.low))
         object.__setattr__(self, "high", nested_sizes(SamSizes, self.high))
+        blocks = self.high.global_blocks
+        if blocks[0] != min(blocks):
+            raise ValueError(
+                f"config: global_attn_indexes={list(blocks)} must begin with the lowest number: "
+                "features are also read after the first block of the list (transformers) or of the "
+                "tower (DeepSeek), which must be the same block"
+            )
 
     @property
     def out_hidden_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_windows_at_the_edge_hold_rows_of_zeros() -> None:
 def test_global_blocks_that_do_not_exist_are_refused(blocks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"global_attn_indexes=.*the tower has blocks 0 to 2"):
         SamSizes(3, 16, 32, 2, blocks, 64)
+
+
+def test_the_hybrid_takes_no_list_whose_first_global_block_is_not_the_lowest() -> None:
+    """transformers also reads the features after the first of the list, DeepSeek's code others."""
+    config = build("deepseek_vl_hybrid").config
+    replace(config, high=replace(config.high, global_blocks=(0, 2, 1)))
+    with pytest.raises(ValueError, match=r"global_attn_indexes=\[2, 0\] must begin"):
+        replace(config, high=replace(config.high, global_blocks=(2, 0)))
 
 
 def test_views_of_sam_do_not_touch_each_other() -> None:
