@@ -95,10 +95,11 @@ class Sam3Config:
         side = self.image_size // self.patch_size
         require_sizes({"patches per side": side, "positions per side": self.table_side})
         require_divisible("patches per side", side, "window_size", self.window_size)
-        if 1.0 not in self.scales or not set(self.scales) <= set(SCALES):
+        scales = set(self.scales)
+        if 1.0 not in scales or not scales <= set(SCALES) or len(scales) < len(self.scales):
             raise ValueError(
-                f"config: scale_factors={list(self.scales)}: must be some of {list(SCALES)}, "
-                "with 1.0 among them"
+                f"config: scale_factors={list(self.scales)}: must be some of {list(SCALES)}, each "
+                "once, with 1.0 among them"
             )
 
     @property

@@ -87,6 +87,7 @@ def test_a_view_must_be_of_whole_windows() -> None:
         ({"image_size": 112, "window_size": 3}, "patches per side=8 must be a multiple"),
         ({"scale_factors": [2.0, 0.5]}, "with 1.0 among them"),
         ({"scale_factors": []}, "with 1.0 among them"),
+        ({"scale_factors": [2.0, 1.0, 2.0]}, "each once"),
         ({"scale_factors": [1.0, 3.0]}, "must be some of"),
         ({"layer_scale_init_value": 0.1}, "layer_scale_init_value=0.1 is not implemented"),
         ({"hidden_size": 24, "num_attention_heads": 4}, "head size=6 must be a multiple"),
