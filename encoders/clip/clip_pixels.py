@@ -73,8 +73,9 @@ class CentreCropPreprocessor(OneView):
         require_supported(label, section, {**expected, **crops})
         crop = section.get("crop_size", 224)
         short = size.get("shortest_edge") if isinstance(size, Mapping) and len(size) == 1 else size
-        fits = type(short) is int and short >= side and crop in (side, square)
-        if not (stretch or fits):
+        keeps = crop in (side, square) or (stretch and not section.get("do_center_crop", True))
+        fits = stretch or (type(short) is int and short >= side)
+        if not (keeps and fits):
             raise ValueError(
                 f"{label}: size={size!r} and crop_size={crop!r} but the tower takes views of "
                 f"{side}x{side}: use the processor files of the checkpoint's own repo"

@@ -64,6 +64,7 @@ def test_a_long_and_narrow_image_keeps_its_middle() -> None:
     [
         ({"size": 224}, r"size=224 and crop_size=336 but the tower takes views of 336x336"),
         ({"crop_size": 224}, r"size=336 and crop_size=224"),
+        ({"size": {"height": 336, "width": 336}, "crop_size": 224}, r"and crop_size=224 but"),
         ({"size": {"shortest_edge": 336, "longest_edge": 400}}, "longest_edge"),
         ({"do_center_crop": False}, "do_center_crop=False is not implemented"),
         ({"resample": 0}, "resample=0 is not implemented: it must be 1, 2 or 3"),
