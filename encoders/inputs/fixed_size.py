@@ -107,7 +107,7 @@ class FixedSizePreprocessor(PatchPreprocessor):
         require_supported(label, section, expected)
         mean, std = read_mean_std(label, section, mean, std)
         given = section.get("size", size)
-        if isinstance(given, int) and not (crops or centre):
+        if isinstance(given, int) and not crops:
             given = {"height": given, "width": given}
         height, width, short_side = _read_sizes(
             label, given, section.get("crop_size", 224), bool(centre)

@@ -61,6 +61,16 @@ def test_the_published_file_of_dinov3_sets_the_defaults() -> None:
     assert whole.grid_thw.tolist() == [[1, 30, 40]]
 
 
+def test_a_number_as_size_of_a_dinov3_file_is_that_of_both_sides() -> None:
+    section = {"size": 112, "crop_size": 96}
+    wanted = DINOv3ViTImageProcessor(**section)([china()], return_tensors="pt")["pixel_values"]
+    assert wanted.shape == (1, 3, 112, 112)
+    got = DINOV3.with_files({"preprocessor_config": section})([china()])
+    assert got.grid_thw.tolist() == [[1, 7, 7]]
+    with pytest.raises(ValueError, match=r"size=.* is not implemented"):
+        DINOV3.with_files({"preprocessor_config": {**section, "do_center_crop": True}})
+
+
 def test_the_published_file_of_dinov2_sets_the_defaults() -> None:
     assert DINOV2.with_files(V2_FILE) == DINOV2
     assert DINOV2([china()]).grid_thw.tolist() == [[1, 16, 16]]
