@@ -13,6 +13,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from einops import rearrange
@@ -29,6 +30,12 @@ from ..inputs.processor_files import (
 from ..inputs.resizing import lay_over, plan_on_canvas, resize
 from ..inputs.sizes import MOST_TILES, best_tiling, check_area
 from ..inputs.views import ViewPreprocessor, Views
+
+_CLASSES: Mapping[str, Section] = {
+    "DeepseekOcr2": {"tile_size": 768, "max_patches": 6},
+    "UnlimitedOcr": {"tile_size": 640, "max_patches": 32},
+}
+"""Defaults of transformers' classes, by the beginning of their names, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +119,13 @@ class OcrPreprocessor(ViewPreprocessor):
         Raises:
             ValueError: a value that is not implemented, or tiles of another size.
         """
+        kind, _, _ = str(section.get("image_processor_type")).partition("ImageProcessor")
+        of_transformers = kind in _CLASSES
+        section = {**_CLASSES.get(kind, {}), **section}
         fixed = {"tile_size": self.tile_size, "min_patches": 2, "crop_to_patches": True}
         require_supported(label, section, {**fixed, "background_color": [127, 127, 127]})
         most = section.get("max_patches")
         tiles = read_positive(label, "max_patches", most, self.max_tiles, MOST_TILES)
-        kind = str(section.get("image_processor_type"))
-        of_transformers = kind.startswith(("DeepseekOcr2", "UnlimitedOcr"))
         if of_transformers:
             check_side(label, section, self.base_size, 1024)  # the default of both classes
         return replace(

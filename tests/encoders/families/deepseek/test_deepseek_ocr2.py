@@ -158,6 +158,10 @@ def test_the_processor_file_of_transformers_is_read() -> None:
     assert fewer.max_tiles == 4
     with pytest.raises(ValueError, match=r"tile_size=640 is not implemented: it must be 768"):
         PIXELS.with_files({"preprocessor_config": {**theirs, "tile_size": 640}})
+    with pytest.raises(ValueError, match=r"tile_size=640 is not implemented: it must be 768"):
+        PIXELS.with_files(
+            {"preprocessor_config": {"image_processor_type": "UnlimitedOcrImageProcessor"}}
+        )
     with pytest.raises(ValueError, match=r"the tower takes views of 1024x1024"):
         PIXELS.with_files({"preprocessor_config": {**theirs, "size": 512}})
 
