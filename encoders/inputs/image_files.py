@@ -204,8 +204,9 @@ def decode_jpegs(items: Sequence[object]) -> tuple[Sequence[object], JpegRun]:
 
 def jpeg_bytes(source: FileLike) -> bytes | None:
     """Return the bytes of a source that begins like a JPEG file; None for any other source."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source) if source[: len(_JPEG)] == _JPEG else None
+    source = bytes(source) if isinstance(source, memoryview) else source  # of any shape
+    if isinstance(source, bytes | bytearray):
+        return bytes(source) if source.startswith(_JPEG) else None
     if not isinstance(source, str | os.PathLike):
         return _bytes_of_opened(source)
     try:
@@ -260,7 +261,8 @@ def read_image_file(source: FileLike, load: Callable[[Image.Image], Decoded]) ->
         with prefix_errors(str(source)):
             return _open(_find_file(source), load)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _open(io.BytesIO(source), load)
+        is_view = isinstance(source, memoryview)  # its bytes need not be contiguous
+        return _open(io.BytesIO(bytes(source) if is_view else source), load)
     if not isinstance(source, Readable):
         raise ValueError(
             f"is of type {type(source).__name__}: pass the path of an image file, its bytes, or an "

@@ -418,6 +418,17 @@ def test_encoded_images_are_read_from_memory_and_files(tmp_path: Path) -> None:
             assert torch.equal(QWEN(form).pixel_values, QWEN([wanted]).pixel_values)
 
 
+def test_a_memoryview_may_have_any_shape() -> None:
+    china().save(file := io.BytesIO(), "JPEG")
+    data, wanted = file.getvalue(), to_rgb(file.getvalue())
+    odd = memoryview(np.repeat(np.frombuffer(data, np.uint8), 2))[::2]
+    rows = memoryview(np.frombuffer(data + bytes(-len(data) % 4), np.uint8).reshape(-1, 4))
+    for view in (memoryview(data), odd, rows):
+        assert torch.equal(to_rgb(view), wanted)
+    with pytest.raises(ValueError, match="bytes of no image file"):
+        to_rgb(memoryview(np.array(5, np.uint8)))
+
+
 def test_floats_from_0_to_1_are_read_as_torchvision_casts_them() -> None:
     whole = to_rgb(china())
     assert torch.equal(to_rgb(whole / 255), whole)
