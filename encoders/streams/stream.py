@@ -209,7 +209,11 @@ class _Stream:
         """The tokens that may be read ahead."""
         self.workers = workers
         self.preparer = Preparer(
-            *(item_encoder, limits, options.decode, keep, self.queue),
+            item_encoder,
+            limits,
+            options.decode,
+            keep,
+            self.queue,
             limit=self.limit,
             workers=workers,
         )
